@@ -31,7 +31,7 @@ def actors_of(env, cells=(8, 8, 8)):
 
 
 def logged(batch, actors, who):
-    """What each row's actor says of the actions that were taken."""
+    """Log-probabilities of the taken actions under each row's policy."""
     found = torch.zeros_like(batch["agents", "action_log_prob"])
     for i, actor in enumerate(actors.values()):
         dist = actor.get_dist(batch.clone())
@@ -43,7 +43,7 @@ def logged(batch, actors, who):
 
 @pytest.mark.parametrize("execution", ["eager", "trace"])
 @pytest.mark.parametrize("cells", [(8, 8, 8), (8, 9, 8)], ids=["alike", "different"])
-def test_each_env_has_its_policy(execution, cells):
+def test_each_env_acts_with_its_assigned_policy(execution, cells):
     env = world()
     actors = actors_of(env, cells)
     policy = split(actors, SIZES)
@@ -62,7 +62,7 @@ def test_each_env_has_its_policy(execution, cells):
     assert torch.equal(rows["p1"]["agents", "action"], batch["agents", "action"][5:7])
 
 
-def test_a_policy_that_is_trained_acts_with_what_it_has_learned():
+def test_split_policy_acts_with_updated_parameters():
     env = world()
     actors = actors_of(env)
     collector = RolloutCollector(env, split(actors, SIZES), frames_per_batch=30, execution="trace")
@@ -77,7 +77,7 @@ def test_a_policy_that_is_trained_acts_with_what_it_has_learned():
 
 
 @pytest.mark.parametrize("cells", [(8, 8, 8), (8, 9, 8)], ids=["alike", "different"])
-def test_an_entry_of_the_environment_says_whose_an_env_is(cells):
+def test_tensordict_entry_selects_the_policy_of_each_env(cells):
     env = world()
     actors = actors_of(env, cells)
     policy = split(actors, key="task")
@@ -93,7 +93,7 @@ def test_an_entry_of_the_environment_says_whose_an_env_is(cells):
         policy(env.reset())
 
 
-def test_joint_policies_are_split_too():
+def test_split_of_joint_team_policies():
     env = Arena(6, n_agents=2, n_groups=2, seed=0)
     teams = {}
     for name in ("a", "b"):
@@ -118,7 +118,7 @@ def test_joint_policies_are_split_too():
         ({"sizes": [1, 2, 3], "key": "task"}, "either sizes or key"),
     ],
 )
-def test_splits_that_cannot_be_are_refused(arguments, words):
+def test_invalid_splits_are_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
         split(actors_of(world()), **arguments)
     policy = split(actors_of(world()), [1, 2, 3])

@@ -33,7 +33,7 @@ def test_toys(name):
     assert env.rollout(4).batch_size[0] == 3
 
 
-def test_the_arena_has_both_kinds_of_actions():
+def test_arena_has_continuous_and_discrete_actions():
     for continuous in (True, False):
         config = EnvConfig(library="toy", name="arena", continuous_actions=continuous)
         env = make_env(config, seed=0, num_envs=2)
@@ -57,6 +57,6 @@ def test_the_arena_has_both_kinds_of_actions():
         ({"state": "everything"}, "expected observations or null"),
     ],
 )
-def test_what_is_refused(config, message):
+def test_invalid_config_raises(config, message):
     with pytest.raises(ConfigError, match=message):
         make_env(EnvConfig(**config), seed=0, num_envs=2)

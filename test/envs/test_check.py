@@ -1,4 +1,4 @@
-"""check_marl_env passes what is right, and names what a reset leaves as it was."""
+"""check_marl_env passes correct environments and names state that a reset does not clear."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from torchrl_marl.errors import ConfigError, SpecError
 
 
 @pytest.mark.parametrize("batch_size", [(E,), (), (2, 2)])
-def test_a_right_one_passes(batch_size):
+def test_correct_environment_passes(batch_size):
     env = Camp(batch_size)
     report = check_marl_env(env, n_steps=9, make=lambda: Camp(batch_size))
     envs = {(): 1, (E,): 3, (2, 2): 4}[batch_size]
@@ -24,7 +24,7 @@ def test_a_right_one_passes(batch_size):
     )
 
 
-def test_all_that_is_wrong_is_listed():
+def test_all_errors_are_listed():
     class Worse(Buffer):
         def _step(self, tensordict):
             out = super()._step(tensordict)
@@ -44,24 +44,24 @@ def test_all_that_is_wrong_is_listed():
         assert part in str(caught.value)
 
 
-def test_a_world_that_ends_by_itself_may_do_so_at_the_limit():
+def test_termination_at_the_time_limit_passes_with_a_hint():
     """Some games of Nim are over before the fifth move, some with it."""
     report = check_marl_env(TOY_ENVS["nim"](13, seed=0, max_steps=5), n_steps=6)
     assert "a time limit must be truncated" in report.partition("Hint: ")[2]
 
 
-def test_two_that_share_a_generator():
+def test_environments_that_share_a_generator_are_reported():
     check_marl_env(Shared(), n_steps=5)
     with pytest.raises(SpecError, match="in one process .* keep all state"):
         check_marl_env(Shared(), n_steps=5, make=Shared)
 
 
-def test_no_end_and_no_limit_asks_for_one():
+def test_endless_episode_without_time_limit_raises():
     class Endless(Camp):
         max_steps = None
 
         def give(self):
-            self.t = self.t % 2  # nobody grows old enough to die
+            self.t = self.t % 2  # no agent gets old enough to die
             return super().give()
 
     with pytest.raises(
@@ -71,7 +71,7 @@ def test_no_end_and_no_limit_asks_for_one():
 
 
 class Leftovers(MarlEnv):
-    """Counts in attributes that no reset begins anew, and shows one of them."""
+    """Counts in attributes that no reset clears, and observes one of them."""
 
     def __init__(self, num_envs, resets=False, counts=True, **kwargs):
         super().__init__(num_envs, max_steps=4, **kwargs)
@@ -106,7 +106,7 @@ class Leftovers(MarlEnv):
         (False, False, "'level'"),
     ],
 )
-def test_what_a_reset_leaves_as_it_was_is_named(resets, counts, words):
+def test_state_that_reset_does_not_clear_is_named(resets, counts, words):
     with pytest.raises(SpecError) as caught:
         check_marl_env(Leftovers(E, resets, counts, seed=0), n_steps=9)
     message = str(caught.value)
@@ -114,7 +114,7 @@ def test_what_a_reset_leaves_as_it_was_is_named(resets, counts, words):
     assert "generator" not in message and "set it in _reset" in message
 
 
-def test_a_count_that_changes_nothing_is_not_blamed():
+def test_counter_without_effect_is_not_reported():
     class Counts(Unseeded):
         total = 0
 
@@ -127,7 +127,7 @@ def test_a_count_that_changes_nothing_is_not_blamed():
     assert "total" not in str(caught.value)
 
 
-def test_a_reset_that_begins_all_anew_passes():
+def test_reset_that_clears_all_state_passes():
     check_marl_env(Leftovers(E, resets=True, counts=False, seed=0), n_steps=9)
 
 
@@ -138,7 +138,7 @@ def test_noisy_observations_pass(scenario):
     assert "keeps the rules" in check_marl_env(env, n_steps=6)
 
 
-def test_limits_that_an_adapter_or_a_transform_knows_are_known():
+def test_time_limits_of_adapters_and_transforms_are_found():
     world = Script("bob_0", [{}])
     check_marl_env(PettingZooEnv(world, max_steps=50, seed=0), n_steps=5)
     world.max_cycles = 60
@@ -148,7 +148,7 @@ def test_limits_that_an_adapter_or_a_transform_knows_are_known():
     check_marl_env(VmasEnv("balance", num_envs=E, seed=0, max_steps=40), n_steps=5)
 
 
-def test_the_process_draws_on_as_if_nothing_were():
+def test_check_keeps_the_global_random_state():
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
@@ -156,7 +156,7 @@ def test_the_process_draws_on_as_if_nothing_were():
     assert torch.equal(torch.rand(2), expected)
 
 
-def test_what_is_no_environment():
+def test_non_environment_raises():
     with pytest.raises(ConfigError, match="found a dict"):
         check_marl_env({})
 

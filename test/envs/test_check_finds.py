@@ -1,4 +1,4 @@
-"""check_marl_env finds what is wrong, says what mends it, and says it once."""
+"""check_marl_env finds errors, suggests a fix, and reports each error once."""
 
 import pytest
 import torch
@@ -241,7 +241,7 @@ ZOO = {
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_what_is_wrong_is_found_and_named(name):
+def test_each_error_is_found_with_its_fix(name):
     make, key, found, fix = ZOO[name]
     with pytest.raises(SpecError) as caught:
         check_marl_env(make(), n_steps=9)
@@ -253,7 +253,7 @@ def test_what_is_wrong_is_found_and_named(name):
 
 
 @pytest.mark.parametrize("name", ["done without a cause", "NaN is earned", "the dead act"])
-def test_one_thing_wrong_is_said_once(name):
+def test_one_error_is_reported_once(name):
     with pytest.raises(SpecError) as caught:
         check_marl_env(ZOO[name][0](), n_steps=9)
     assert str(caught.value).count("Fix:") == 1, caught.value

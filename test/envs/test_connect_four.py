@@ -1,4 +1,4 @@
-"""Connect Four of PettingZoo, a real game in turns: each side is credited its result, exactly."""
+"""PettingZoo's Connect Four, a turn-based game: each side gets exactly its result as return."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ SIDES = ("player_0", "player_1")
 
 @pytest.fixture(scope="module")
 def games():
-    """Random games, the first of each copy whole: 42 moves fill the board."""
+    """Random games; the first of each copy is complete, since 42 moves fill the board."""
     env = make_env(
         "pettingzoo/classic/connect_four_v3",
         num_envs=40,
@@ -27,7 +27,7 @@ def games():
 
 
 def four_in_a_row(board):
-    """By hand: ``[6, 7]`` to bool."""
+    """Whether a board ``[6, 7]`` has four in a row, by brute force."""
     rows = [list(row) for row in board.tolist()]
     return any(
         all(
@@ -40,8 +40,8 @@ def four_in_a_row(board):
     )
 
 
-def test_each_side_is_credited_its_result(games):
-    """With nothing discounted or expected, a first move is worth what the last board says."""
+def test_advantage_of_the_first_move_equals_the_result(games):
+    """With gamma 1 and zero values, the advantage of a first move is the result of the game."""
     team, td = games
     end = td["next", "done"].flatten(1).int().argmax(1)
     last = td["next", "player_0", "observation"][range(len(end)), end].squeeze(1)
@@ -59,7 +59,7 @@ def test_each_side_is_credited_its_result(games):
         assert advantage.tolist() == [sign * result for result in results]
 
 
-def test_half_of_what_one_side_earns_is_earned_in_the_others_turns(games):
+def test_losses_are_rewarded_in_the_opponents_turns(games):
     team, td = games
     earned = {side: td["next", side, "reward"].flatten() for side in SIDES}
     assert torch.equal(earned["player_0"], -earned["player_1"])

@@ -1,4 +1,4 @@
-"""The contract, for every environment of the package."""
+"""The environment contract, run on every environment of the package."""
 
 import inspect
 from dataclasses import replace
@@ -54,7 +54,7 @@ def vmas(scenario, **kwargs):
     return make
 
 
-# Environments that begin the same, and those that end by themselves.
+# Environments with a fixed initial state; longest episodes of those that terminate.
 ALWAYS_THE_SAME = (MatchingLevers, MatrixGame, TrafficJunction, TwoStepGame, ZeroSum)
 LONGEST = {
     Kuhn: 3,
@@ -244,7 +244,7 @@ CASES["foraging_lbf"] = foraging("lbf-5x5-3p-2f", common_reward=True)
 CASES["foraging_rware"] = foraging("rware-tiny-4ag")
 
 
-# An adapter, a kind of action and a way of stacking each; the second tier has the others.
+# One case for each adapter, kind of action and way of stacking; the second tier has the rest.
 QUICK = {
     "arena_late",
     "arena_masked_one_hot_padded",
@@ -270,10 +270,10 @@ class TestContract(EnvContract):
     pass
 
 
-def test_no_adapter_is_forgotten():
+def test_every_adapter_is_under_contract():
     exported = {getattr(torchrl_marl.envs, name) for name in torchrl_marl.envs.__all__}
     adapters = {x for x in exported if inspect.isclass(x) and issubclass(x, EnvBase)}
-    # IsaacLabEnv is under contract in test_isaaclab.py, since it needs what one may not ship, and
+    # IsaacLabEnv is under contract in test_isaaclab.py, since its assets may not be shipped, and
     # MjlabEnv in test_mjlab.py, since it needs another MuJoCo.
     adapters = (adapters | set(TOY_ENVS.values())) - {MarlEnv, IsaacLabEnv, MjlabEnv}
     toys = [case for case in CASES.values() if case.make.__qualname__.startswith("toy.")]

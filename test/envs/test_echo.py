@@ -1,4 +1,4 @@
-"""The echo environment asks for what it says, and has the returns that it states."""
+"""The echo environment: correct answers and reference returns."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("kwargs", CASES, ids=str)
-def test_returns_are_those_that_are_stated(kwargs):
+def test_returns_match_the_reference_values(kwargs):
     env = Echo(400, seed=0, **kwargs)
 
     def rewards(act):
@@ -48,7 +48,7 @@ def test_answers_by_hand():
         seen.append(td["agents", "observation"][0, :, :4].argmax(-1).tolist())
         asked = env.answers[0, :, -1].tolist()
         td = env.step(env.rand_action(td))["next"]
-        # Of those who live, the next in the circle; alone, symbol 0; the dead are not asked.
+        # The next living agent's symbol; 0 if alone; dead agents are not asked.
         living = [i for i in range(3) if len(seen) <= i + 1]
         for place, agent in enumerate(living):
             other = living[(place + 1) % len(living)]
@@ -56,7 +56,7 @@ def test_answers_by_hand():
         assert all(asked[agent] == 0 for agent in range(3) if agent not in living)
 
 
-def test_nothing_counts_before_the_lag():
+def test_no_reward_before_the_lag():
     env = Echo(2, lag=2, hop=0, seed=0)
     td = env.reset()
     for _ in range(2):
@@ -66,11 +66,11 @@ def test_nothing_counts_before_the_lag():
     assert (env.answers[..., 0] >= 0).all()
 
 
-def test_it_keeps_the_contract():
+def test_environment_passes_check_marl_env():
     check_marl_env(Echo(3, late_spawn=2, years=3, hop=1, seed=0))
 
 
-def test_numbers_that_cannot_be_are_refused():
+def test_invalid_arguments_are_refused():
     with pytest.raises(ConfigError, match="n_symbols is 1, expected 2 or more"):
         Echo(2, n_symbols=1)
 

@@ -1,4 +1,4 @@
-"""Level-based foraging and the robotic warehouse: equal to the original packages, in each form."""
+"""Level-based foraging and the robotic warehouse equal the original packages."""
 
 import copy
 import functools
@@ -20,7 +20,7 @@ E = 3
 
 
 def compare(env, td, seen, earned, done):
-    """The output of a step is that of the originals; returns the next root."""
+    """Asserts that a step equals the originals; returns the next root."""
     after = td["next"]
     assert torch.equal(after["agent", "observation"], torch.tensor(np.array(seen)))
     reward = torch.tensor(np.array(earned), dtype=torch.float64)
@@ -47,7 +47,7 @@ LBF = {
 
 
 def foraging(name, **kwargs):
-    """Environments of the original, and ours in their states."""
+    """Original environments, and ours set to their states."""
     originals = pytest.importorskip("lbforaging.foraging")
     env = make_env(f"foraging/{name}", num_envs=E, seed=0, **kwargs)
     settings = {**read_task(name)[1], "min_player_level": 1, "max_player_level": 2}
@@ -103,7 +103,7 @@ def hungry(one, rng):
 
 
 @pytest.mark.parametrize("name", LBF)
-def test_foraging_is_that_of_the_original(name):
+def test_foraging_equals_the_original(name):
     env, made, td = foraging(name, **LBF[name])
     rng, earned, shared, over = np.random.default_rng(0), 0.0, 0, [False] * E
     for _ in range(50):
@@ -126,7 +126,7 @@ def test_foraging_is_that_of_the_original(name):
         assert shared  # a player may enter the cell of one that fails to leave it
 
 
-def test_players_follow_each_other_and_swap_cells_but_block_each_other():
+def test_players_may_follow_and_swap_but_collisions_block():
     env = LevelBasedForaging(4, players=3, field_size=(5, 5), max_num_food=1, seed=0)
     td = env.reset()
     env.positions = torch.tensor([[[2, 1], [2, 2], [4, 4]]]).repeat(4, 1, 1)
@@ -164,7 +164,7 @@ def assert_same_distribution(ours, theirs):
 
 @pytest.mark.environments
 @pytest.mark.parametrize("name", ["lbf-5x5-2p-3f", "lbf-6x6-3p-2f-coop", "lbf-5x5-4p-2f"])
-def test_starts_are_drawn_as_in_the_original(name):
+def test_initial_states_are_distributed_as_in_the_original(name):
     originals, n = pytest.importorskip("lbforaging.foraging"), 4000
     settings = {**read_task(name)[1], "min_player_level": 1, "max_player_level": 2}
     if name == "lbf-5x5-4p-2f":
@@ -215,7 +215,7 @@ RWARE = {
 
 
 class Draws:
-    """Draws of the originals' requests, which are also ours."""
+    """Draws requests for the originals; our environment gets the same draws."""
 
     draw = 0.0
 
@@ -243,7 +243,7 @@ def warehouses(name, **kwargs):
 
 
 def read(made):
-    """The state of the originals, as ours."""
+    """The state of the originals, in our format."""
     state = {"cells": [], "heading": [], "carried": [], "delivers": [], "shelves": []}
     state["requested"] = []
     for one in made:
@@ -284,7 +284,7 @@ def busy(one, rng):
 
 
 @pytest.mark.parametrize("name", first({"rware-tiny-2ag"}, RWARE, "environments"))
-def test_the_warehouse_is_that_of_the_original(name, monkeypatch):
+def test_warehouse_equals_the_original(name, monkeypatch):
     env, made, td = warehouses(name, **RWARE[name])
     rng, delivered, rand = np.random.default_rng(0), 0.0, torch.rand
     for step in range(500):
@@ -325,7 +325,7 @@ def crowd(one, rng):
 
 
 def jams(n_agents, rounds):
-    """Single steps of crowded robots: yields ours and the originals', after the step."""
+    """Yields crowded robots, ours and the originals', with actions for a single step."""
     env, made, td = warehouses(f"rware-1x3-3h-{n_agents}ag-2req-indiv")
     rng = np.random.default_rng(n_agents)
     for one in made:
@@ -357,8 +357,8 @@ def test_crowded_robots_move_as_in_the_original(n_agents):
 
 @pytest.mark.environments
 @pytest.mark.parametrize("n_agents", [5, 7, 10])
-def test_larger_crowds_move_as_in_the_original_by_number(n_agents, monkeypatch):
-    """Without the order of Python's sets, which is ours for up to four robots only."""
+def test_larger_crowds_move_as_in_the_original_with_ties_by_index(n_agents, monkeypatch):
+    """Ties are broken by index, since Python's set order is ours for up to four robots only."""
     views = pytest.importorskip("networkx.classes.coreviews")
 
     def by_number(self):
@@ -380,7 +380,7 @@ def move(here, target, headings):
     return moving(*rows, none)[0].tolist()
 
 
-def test_chains_circles_and_rivals():
+def test_moves_of_chains_cycles_and_conflicts():
     assert move([0, 1, 2], [1, 2, 3], [3, 3, 3]) == [True] * 3  # a chain
     assert move([0, 1, 2], [1, 2, 2], [3, 3, 3]) == [False, False, True]  # behind one that stays
     assert move([0, 1], [1, 0], [3, 2]) == [False, False]  # no swap
@@ -392,7 +392,7 @@ def test_chains_circles_and_rivals():
     assert move([7, 1, 12], [12, 11, 11], [1, 1, 2]) == [True, False, True]
 
 
-def test_pythons_order_of_sets_decides_only_between_two_in_a_moving_crowd():
+def test_set_order_breaks_ties_only_in_a_moving_crowd():
     swapped = set_order(8, 8)
     cell, low, high = next(
         (cell, low, high)
@@ -408,7 +408,7 @@ def test_pythons_order_of_sets_decides_only_between_two_in_a_moving_crowd():
     assert moving(here, target, heading, swapped)[0].tolist() == [True, False, True, True]
 
 
-def test_requests_are_replaced_by_others_each_equally_likely():
+def test_new_requests_are_drawn_uniformly():
     env = Warehouse(6000, n_agents=1, request_queue_size=4, seed=0)
     td = env.reset()
     n_shelves = len(env.homes)
@@ -431,7 +431,7 @@ def test_requests_are_replaced_by_others_each_equally_likely():
 
 
 @pytest.mark.environments
-def test_starts_of_the_warehouse_are_drawn_as_in_the_original():
+def test_initial_warehouse_states_are_distributed_as_in_the_original():
     originals, n = pytest.importorskip("rware.warehouse"), 3000
     env = make_env("foraging/rware-1x3-1h-2ag-2req-indiv", num_envs=n, seed=0)
     env.reset()
@@ -462,12 +462,12 @@ BOTH = ["lbf-8x8-2p-2f", "rware-1x3-2h-4ag-7req-indiv"]
 
 
 @pytest.mark.parametrize("name", first({"rware-tiny-4ag"}, TASKS, "environments"))
-def test_tasks_keep_the_rules(name):
+def test_tasks_pass_check_marl_env(name):
     check_marl_env(make_env(f"foraging/{name}", num_envs=2, max_steps=10, seed=0))
 
 
 @pytest.mark.parametrize("name", BOTH)
-def test_each_agent_earns_the_sum_of_rewards(name):
+def test_common_reward_is_the_sum_of_agent_rewards(name):
     rewards = []
     for common in (False, True):
         env = make_env(f"foraging/{name}", num_envs=256, seed=1, common_reward=common)
@@ -486,9 +486,9 @@ def act(td, n_actions):
     return td.set(("agent", "action"), ((200 * mixed.sin()) % n_actions).long())
 
 
-# Without ends, and with a single candidate for each new request: graphs draw other numbers.
+# No resets, and one candidate for each new request, since graphs draw other numbers.
 @pytest.mark.parametrize("name", ["lbf-10x10-4p-8f", "rware-1x3-1h-6ag-3req-twostage"])
-def test_graphs_give_the_same_bits(name):
+def test_graphs_equal_eager_bit_for_bit(name):
     batches = []
     for execution in ("eager", "trace"):
         env = make_env(f"foraging/{name}", num_envs=300, max_steps=60, seed=0)
@@ -503,7 +503,7 @@ def test_graphs_give_the_same_bits(name):
 
 
 @pytest.mark.parametrize("name", BOTH)
-def test_snapshots_continue_exactly_and_seeds_repeat(name):
+def test_snapshots_resume_exactly_and_seeds_are_reproducible(name):
     env = make_env(f"foraging/{name}", num_envs=5, max_steps=7, seed=4)
     first = make_env(f"foraging/{name}", num_envs=5, max_steps=7, seed=4).rollout(
         20, break_when_any_done=False
@@ -531,7 +531,7 @@ def test_snapshots_continue_exactly_and_seeds_repeat(name):
 
 
 @pytest.mark.parametrize("name", BOTH)
-def test_pictures_show_everything(name):
+def test_scene_shows_all_entities(name):
     env = make_env(f"foraging/{name}", num_envs=2, seed=0)
     env.reset()
     shapes = env.scene(1)
@@ -563,12 +563,12 @@ def test_pictures_show_everything(name):
         ("rware-1x3-1h-60ag-1req-indiv", {}, "60 robots do not fit"),
     ],
 )
-def test_bad_input_is_refused_in_a_sentence(name, kwargs, words):
+def test_invalid_arguments_are_refused(name, kwargs, words):
     with pytest.raises(ConfigError, match=words):
         make_env(f"foraging/{name}", num_envs=1, **kwargs)
 
 
-def test_names_of_the_original_packages_are_understood():
+def test_task_names_of_the_original_packages_are_accepted():
     for ours, theirs in (
         ("lbf-2s-8x8-2p-2f-coop", "Foraging-2s-8x8-2p-2f-coop-v3"),
         ("rware-small-4ag-easy", "rware-small-4ag-easy-v2"),
@@ -576,7 +576,7 @@ def test_names_of_the_original_packages_are_understood():
         assert read_task(ours) == read_task(theirs)
 
 
-def test_arguments_are_those_of_registered_tasks_of_the_original_packages():
+def test_arguments_match_the_registered_original_tasks():
     gymnasium = pytest.importorskip("gymnasium")
     pytest.importorskip("lbforaging")
     pytest.importorskip("rware")

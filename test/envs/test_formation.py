@@ -47,7 +47,7 @@ def test_slots_by_hand(formation):
         assert torch.where(gaps == 0, 9.0, gaps).min().item() == pytest.approx(0.7, abs=1e-5)
 
 
-def test_a_formation_moves_along_an_arc():
+def test_formation_moves_along_an_arc():
     pose = torch.tensor([[0, 0, 0], [1.0, 2, NORTH], [0, 0, 0]])
     twist = torch.tensor([[NORTH, NORTH], [2.0, 0], [0, -1.0]])
     # A quarter of a circle of radius 1; straight to the north; on the spot.
@@ -56,8 +56,8 @@ def test_a_formation_moves_along_an_arc():
     close(halves, moved(pose, twist, 1.0).tolist())
 
 
-def test_each_agent_has_the_velocity_of_its_slot():
-    """Of a ring of radius 1 that goes forward with 1 m/s and turns left with 0.5 rad/s."""
+def test_velocity_command_is_that_of_the_slot():
+    """A ring of radius 1 moves forward at 1 m/s and turns left at 0.5 rad/s."""
     pose, twist = torch.tensor([[3.0, 4.0, NORTH]]), torch.tensor([[1.0, 0.5]])
     offsets = torch.tensor(SLOTS["circle"]).float()
     position = places(pose, offsets)
@@ -70,7 +70,7 @@ def test_each_agent_has_the_velocity_of_its_slot():
     close(found.heading_error, torch.zeros(1, 4, 1))
 
 
-def test_who_is_off_is_led_back():
+def test_commands_correct_position_and_heading_errors():
     """The slot is at (1, 0), and the formation stands with heading 0."""
     pose, twist = torch.zeros(5, 3), torch.zeros(5, 2)
     offsets = torch.tensor([[1.0, 0.0]])
@@ -84,7 +84,7 @@ def test_who_is_off_is_led_back():
     close(found.turn_rate[:, 0], [[0], [0], [0], [-0.5], [0.2]])
 
 
-def test_mates_are_seen_from_the_next_on_in_the_own_frame():
+def test_teammate_positions_are_relative_and_in_cyclic_order():
     position = torch.tensor([[[0.0, 0], [2, 0], [0, 3]]])
     heading = torch.tensor([[[0.0], [NORTH], [math.pi]]])
     close(
@@ -102,7 +102,7 @@ def test_rotations_by_hand():
     yaw, roll = torch.tensor([half, 0, 0, half]), torch.tensor([2.0, 2.0, 0, 0])  # any length
     close(_axes(yaw), [[0, -1, 0], [1, 0, 0], [0, 0, 1]])
     close(_axes(roll), [[1, 0, 0], [0, 0, -1], [0, 1, 0]])
-    close(-_axes(roll)[2], [0, -1, 0])  # who lies on the right side feels gravity there
+    close(-_axes(roll)[2], [0, -1, 0])  # a robot that lies on its right side
 
 
 def state(**changed):
@@ -133,7 +133,7 @@ def test_rewards_by_hand(changed, expected):
     assert found.shape == (1, 1, 1) and found.item() == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_picture_is_around_the_middle():
+def test_scene_is_centered_on_the_formation():
     middle, slot = torch.tensor([10.2, 5.0]), torch.tensor([[11.2, 5.0], [9.2, 5.0]])
     place, heading = torch.tensor([[11.2, 6.0], [9.2, 5.0]]), torch.tensor([0.0, NORTH])
     upright = torch.tensor([1.0, 0.0])
@@ -161,13 +161,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name, kwargs, message", REFUSED.values(), ids=REFUSED)
-def test_bad_arguments_are_refused(name, kwargs, message):
+def test_invalid_arguments_are_refused(name, kwargs, message):
     with pytest.raises(ConfigError) as caught:
         make_env(name, num_envs=2, **kwargs)
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.skipif(bool(importlib.util.find_spec("mjlab")), reason="mjlab is installed")
-def test_without_mjlab_one_sentence_names_the_extra():
+def test_missing_mjlab_error_names_the_extra():
     with pytest.raises(MissingExtraError, match=r"^mjlab is not installed; run: pip .*\[mjlab\]"):
         MjlabEnv("formation", 2)

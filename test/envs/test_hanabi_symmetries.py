@@ -1,4 +1,4 @@
-"""Colors of Hanabi and ingredients of OvercookedV2: a renamed game is seen as the game renamed."""
+"""Symmetries of Hanabi's colors and OvercookedV2's ingredients, by permuted games."""
 
 import itertools
 
@@ -36,8 +36,8 @@ def deck_of(game, random):
 @pytest.mark.parametrize(
     ("kwargs", "n_orders", "n_features"), [(MINI, 6, 191), (THREE, 6, 201), ({}, 4, 658)]
 )
-def test_a_game_with_renamed_colors_is_seen_as_the_game_renamed(kwargs, n_orders, n_features):
-    """The same game with another deck: observations, legal actions, rewards and ends."""
+def test_permuted_colors_permute_observations_and_actions(kwargs, n_orders, n_features):
+    """A permuted deck permutes observations and legal actions; rewards and ends are equal."""
     env = make_env("jaxmarl/hanabi", num_envs=1, continuous_actions=False, **kwargs)
     [labels] = env.symmetries().values()
     game, random = env._calls.wrapped.env, np.random.default_rng(0)
@@ -73,8 +73,8 @@ def test_a_game_with_renamed_colors_is_seen_as_the_game_renamed(kwargs, n_orders
 
 
 @pytest.mark.parametrize("categorical", [True, False])
-def test_other_play_is_the_same_game_seen_in_other_colors(categorical):
-    """The environment with symmetries against a plain twin that gets the actions renamed."""
+def test_other_play_equals_the_plain_game_with_permuted_colors(categorical):
+    """The environment with symmetries against a plain one that gets the permuted actions."""
     settings = {"continuous_actions": False, "categorical_actions": categorical, **MINI}
     env, plain = (
         make_env("jaxmarl/hanabi", num_envs=8, max_steps=12, seed=0, other_play=on, **settings)
@@ -104,7 +104,7 @@ def test_other_play_is_the_same_game_seen_in_other_colors(categorical):
     assert renamed > 20
 
 
-def test_hanabi_draws_legal_actions_by_itself():
+def test_random_actions_of_hanabi_are_legal():
     env = make_env(
         "jaxmarl/hanabi", num_envs=4, max_steps=9, other_play=True, continuous_actions=False, **MINI
     )
@@ -120,8 +120,8 @@ def kitchen(**kwargs):
 
 
 @pytest.mark.parametrize("view", [None, 2])
-def test_ingredients_are_renamed_as_by_jaxmarl(view):
-    """Its own permutation of the ingredients 0 and 1, of three, is one of our orders."""
+def test_ingredient_permutations_equal_jaxmarl(view):
+    """JaxMARL's permutation of the ingredients 0 and 1, of three, is one of our orders."""
     env = kitchen(agent_view_size=view)
     [labels] = env.symmetries().values()
     assert labels.n == 2  # no recipe has the third
@@ -149,7 +149,7 @@ def test_ingredients_are_renamed_as_by_jaxmarl(view):
     assert found == {(0, 1), (1, 0)}
 
 
-def test_environments_of_jaxmarl_without_symmetries():
+def test_other_play_without_symmetries_is_refused():
     assert isinstance(kitchen().symmetries()["agent"], Labels)
     with pytest.raises(ConfigError, match="JaxMarlEnv has no symmetries for Other-Play"):
         make_env("jaxmarl/overcooked_v2", num_envs=1, layout="cramped_room", other_play=True)

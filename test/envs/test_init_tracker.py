@@ -1,4 +1,4 @@
-"""AgentInitTracker: when each agent begins."""
+"""AgentInitTracker marks the first step of each agent."""
 
 import pytest
 import torch
@@ -26,18 +26,18 @@ def inits(td, group="agents"):
 
 
 @pytest.mark.parametrize(("kinds", "transform"), TRANSFORMS.values(), ids=TRANSFORMS)
-def test_agents_begin_when_they_are_born(kinds, transform):
+def test_is_init_marks_the_first_step_of_late_agents(kinds, transform):
     env = TransformedEnv(Arena(3, kinds=kinds, lives=9, **LATE), transform())
     check_env_specs(env)
     td = env.rollout(9, break_when_any_done=False)
     assert inits(td)[0].T.tolist() == [row + row[:3] for row in (FIRST, SECOND, THIRD)]
     assert inits(td["next"])[0, :5].T.tolist() == [row[1:] for row in (FIRST, SECOND, THIRD)]
-    # Of those who act it is their first step.
+    # Each agent that acts has it in its first step only.
     acts = torch.stack([agent["mask"] for agent in td["agents"].unbind(-1)], -1)
     assert (inits(td) * acts)[:, :6].sum(1).eq(1).all()
 
 
-def test_a_partial_reset_leaves_who_waits_in_running_envs():
+def test_partial_reset_keeps_is_init_of_waiting_agents():
     env = TransformedEnv(Arena(3, **LATE), AgentInitTracker())
     td = env.reset()
     td = step_mdp(env.step(env.rand_action(td)))
@@ -50,7 +50,7 @@ def test_a_partial_reset_leaves_who_waits_in_running_envs():
     assert env.reset(after)["agents", "is_init"].all()
 
 
-def test_groups_without_masks_begin_with_the_episode():
+def test_is_init_of_groups_without_masks_follows_the_episode():
     vmas = pytest.importorskip("torchrl_marl.envs.vmas")
     env = vmas.VmasEnv("simple_tag", num_envs=3, max_steps=3)
     env = TransformedEnv(env, Compose(InitTracker(), AgentInitTracker()))
@@ -60,7 +60,7 @@ def test_groups_without_masks_begin_with_the_episode():
     assert td["is_init"][0, :, 0].tolist() == [True, False, False] * 2 + [True]
 
 
-def test_it_works_in_torchrl():
+def test_tracker_works_in_torchrl_collectors():
     env = SerialEnv(2, lambda: TransformedEnv(TwoStepGame(3), AgentInitTracker()))
     outside = TransformedEnv(SerialEnv(2, lambda: TwoStepGame(3)), AgentInitTracker("begins"))
     for each, key in ((env, "is_init"), (outside, "begins")):

@@ -1,4 +1,4 @@
-"""Isaac Lab's own package, with stand-ins for the simulator below it, as it comes to a team."""
+"""IsaacLabEnv on Isaac Lab's own package, with stand-ins for the simulator below it."""
 
 import importlib.metadata
 import sys
@@ -27,7 +27,7 @@ def isaac():
 
 
 def convoy(isaac, num_envs=5, seed=0, max_steps=None, states=-1, **kwargs):
-    """Two trucks and a drone, which see and do more and less."""
+    """Two trucks and a drone with observations and actions of different sizes."""
     from gymnasium.spaces import Box
 
     settings = {
@@ -87,7 +87,7 @@ class TestContract(EnvContract):
 # -------------------------------------------------------------------------------------- layout
 
 
-def test_isaac_labs_own_task_has_its_agents_as_groups(isaac):
+def test_agents_of_an_isaac_lab_task_are_groups(isaac):
     env = pendulum(isaac, 6, state="world")
     assert type(env.task).__module__.startswith("isaaclab_tasks.")
     assert env.group_map == {"cart": ["cart"], "pendulum": ["pendulum"]}
@@ -105,18 +105,18 @@ def test_robots_of_one_kind_are_one_group(isaac):
     env = robots(isaac, state="world")
     assert env.group_map == {"robot": NAMES}
     td = env.rollout(4)
-    # What each sees: where it is, the step, its number. The state: where all are.
+    # Observation: position, step, number. State: the positions of all.
     assert torch.equal(td["robot", "observation"][..., 0], td["state"])
     assert td["robot", "observation"][2, 3, :, 1].tolist() == [3.0] * 4
     assert td["robot", "observation"][2, 3, :, 2].tolist() == [0.0, 1.0, 2.0, 3.0]
-    # A robot that ended alone earns nothing more.
+    # A robot that ended before the others gets no more reward.
     living = ~td["robot", "done"].squeeze(-1)
     earned = torch.where(living, td["next", "state"], 0.0)
     assert torch.equal(td["next", "robot", "reward"].squeeze(-1), earned)
     assert living.any()
 
 
-def test_robots_that_differ_are_alone_or_one_heterogeneous_group(isaac):
+def test_different_robots_get_own_groups_or_a_heterogeneous_one(isaac):
     sizes = dict.fromkeys(NAMES, 3) | {"robot_3": 4}
     env = robots(isaac, settings={"observation_spaces": sizes})
     assert env.group_map == {name: [name] for name in NAMES}
@@ -129,7 +129,7 @@ def test_robots_that_differ_are_alone_or_one_heterogeneous_group(isaac):
     assert env.group_map == {"truck": ["truck_0", "truck_1"], "drone": ["drone_0"]}
 
 
-def test_robots_have_states_of_their_own(isaac):
+def test_robots_have_agent_states(isaac):
     """A size for each agent in the task's state_space, and a dict from its state()."""
     env = convoy(isaac, state="world", states=OWN_STATES)
     assert env.group_map == {"truck": ["truck_0", "truck_1"], "drone": ["drone_0"]}
@@ -145,11 +145,11 @@ def test_robots_have_states_of_their_own(isaac):
     assert list(convoy(isaac, state="world", states=sizes).group_map) == split
     env = convoy(isaac, state="world", states=sizes, group_map=ALL)
     assert [x["state"].shape[-1] for x in env.reset()["all"].unbind(-1)] == [3, 1, 2]
-    # A state that nobody asks for changes nothing.
+    # A state that is not requested has no effect.
     assert list(convoy(isaac, states=sizes).group_map) == ["truck", "drone"]
 
 
-def test_an_agents_last_state_is_that_before_the_reset(isaac):
+def test_last_agent_state_is_that_before_the_reset(isaac):
     env = robots(
         isaac, max_steps=2, state="world", settings={"state_space": dict.fromkeys(NAMES, 1)}
     )
@@ -161,7 +161,7 @@ def test_an_agents_last_state_is_that_before_the_reset(isaac):
     assert (after[:, 1] != td["robot", "state"][:, 2]).all()
 
 
-def test_discrete_actions_reach_the_task_as_it_takes_them(isaac):
+def test_discrete_actions_are_passed_in_the_format_of_the_task(isaac):
     settings = {"action_spaces": {name: {3} for name in NAMES}}
     env = robots(isaac, settings=settings, action_scale=None)
     assert env.full_action_spec["robot", "action"].shape == (5, 4)
@@ -210,7 +210,7 @@ def test_unbounded_actions_are_scaled_or_clipped(isaac):
 # --------------------------------------------------------------------------------- the wrapper
 
 
-def test_wrapping_again_replaces_and_closing_restores(isaac):
+def test_wrapping_again_replaces_patches_and_close_restores(isaac):
     task = task_of_robots(isaac, script={})
     first = IsaacLabEnv(task, action_scale=1.0, max_steps=2)
     assert told(first, 3, "done", None) == [[0], [1], [0]]
@@ -222,8 +222,8 @@ def test_wrapping_again_replaces_and_closing_restores(isaac):
 
 
 @pytest.mark.environments
-def test_one_simulation_a_process_suffices(isaac, monkeypatch, tmp_path):
-    """As with Isaac Sim; the recipe learns on the stand-in's physics."""
+def test_training_works_with_one_simulation_per_process(isaac, monkeypatch, tmp_path):
+    """Isaac Sim allows no more; the recipe learns on the stand-in's physics."""
     monkeypatch.setattr(isaac.simulator.SimulationContext, "exclusive", True)
     isaac.simulator.SimulationContext.clear_instance()
     cells = {"num_cells": [32, 32]}
@@ -242,7 +242,7 @@ def test_one_simulation_a_process_suffices(isaac, monkeypatch, tmp_path):
 
 
 @pytest.mark.environments
-def test_an_environment_of_ones_own_trains(isaac, tmp_path):
+def test_custom_isaac_lab_task_trains(isaac, tmp_path):
     env = convoy(isaac, 8, group_map=ALL, max_steps=6)
     run = torchrl_marl.train(
         "toy_arena_mappo",
@@ -257,7 +257,7 @@ def test_an_environment_of_ones_own_trains(isaac, tmp_path):
     assert run.summary["frames"] == 160
 
 
-def test_our_collector_plays_it(isaac):
+def test_rollout_collector_on_isaac_lab(isaac):
     env = robots(isaac, 6, max_steps=4)
     collector = RolloutCollector(env, frames_per_batch=60, total_frames=120)
     batches = list(collector)
@@ -289,12 +289,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("kwargs, message", REFUSED.values(), ids=REFUSED)
-def test_bad_arguments_are_refused(isaac, kwargs, message):
+def test_invalid_arguments_are_refused(isaac, kwargs, message):
     with pytest.raises(ConfigError, match=message):
         robots(isaac, **kwargs)
 
 
-def test_other_environments_and_numbers_are_refused(isaac):
+def test_mismatched_tasks_num_envs_and_devices_are_refused(isaac):
     task = task_of_robots(isaac)
     with pytest.raises(ConfigError, match="num_envs is 3, but the given task has 5"):
         IsaacLabEnv(task, num_envs=3, action_scale=1.0)
@@ -308,7 +308,7 @@ def test_other_environments_and_numbers_are_refused(isaac):
         robots(isaac, settings=settings, action_scale=1.0)
 
 
-def test_a_task_that_breaks_its_word_is_refused(isaac):
+def test_observations_that_contradict_the_spaces_raise(isaac):
     env = robots(isaac)
     env.task._get_observations = lambda: {name: torch.zeros(5, 2) for name in NAMES}
     with pytest.raises(SpecError, match=r"'robot_0' has shape \[5, 2\], expected \[5, 3\]"):
@@ -321,7 +321,7 @@ def test_a_task_that_breaks_its_word_is_refused(isaac):
         env.rand_step(env.reset())
 
 
-def test_states_that_break_their_word_are_refused(isaac):
+def test_states_that_contradict_the_state_space_raise(isaac):
     env = robots(isaac, state="world", settings={"state_space": dict.fromkeys(NAMES, 2)})
     states = env.task._get_states()
     for wrong, message in {
@@ -335,7 +335,7 @@ def test_states_that_break_their_word_are_refused(isaac):
             env.reset()
 
 
-def test_tasks_and_settings_by_name(isaac):
+def test_task_names_and_settings_are_checked(isaac):
     with pytest.raises(ConfigError, match=f"did you mean '{PENDULUM}'"):
         IsaacLabEnv("Isaac-Cart-Double-Pendulum-v0", num_envs=2)
     with pytest.raises(ConfigError, match="did you mean 'episode_length_s'"):
@@ -349,7 +349,7 @@ def test_tasks_and_settings_by_name(isaac):
     assert env.task.max_episode_length == 50
 
 
-def test_a_file_of_this_machine_is_the_robot(isaac, tmp_path):
+def test_usd_path_replaces_the_file_of_the_robot(isaac, tmp_path):
     """In 2.3 the robot is beside the scene, and the ground is no asset."""
     with pytest.raises(ConfigError, match="there is no file"):
         pendulum(isaac, usd_path=str(tmp_path / "robot.usd"))
@@ -365,8 +365,8 @@ def test_a_file_of_this_machine_is_the_robot(isaac, tmp_path):
 @pytest.mark.parametrize(
     "version, advice", [(None, "Isaac Lab 3.0"), ("2.3.2", "AppLauncher"), ("3.0.0", "needs no")]
 )
-def test_without_isaac_lab_the_error_says_what_to_do(monkeypatch, version, advice):
-    """A launcher is for versions that need one."""
+def test_missing_isaac_lab_error_gives_advice(monkeypatch, version, advice):
+    """The launcher is named only for versions that need one."""
     pytest.importorskip("gymnasium")
 
     def installed(name):

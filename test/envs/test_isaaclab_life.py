@@ -1,4 +1,4 @@
-"""Isaac Lab's tasks: what is seen last, who ends how, and which envs begin anew."""
+"""Isaac Lab's tasks: last observations, done flags and partial resets."""
 
 import math
 
@@ -21,11 +21,11 @@ def isaac():
         yield isaac
 
 
-# ---------------------------------------------------------------------------------- last seen
+# ------------------------------------------------------------------------------- last observations
 
 
 class Twin:
-    """The same simulation, which is never reset: told where each new episode begins."""
+    """The same simulation without resets; it is set to the start of each new episode."""
 
     def __init__(self, isaac, env):
         self.own = env.task.robot.data
@@ -53,7 +53,7 @@ class Twin:
         return seen[0], self.task.state()
 
 
-def test_the_last_observation_is_that_of_a_world_that_never_resets(isaac):
+def test_last_observation_equals_a_simulation_without_resets(isaac):
     env = pendulum(isaac, 16, state="world", episode_length_s=0.2, max_cart_pos=0.1)
     td = env.reset()
     env.task.episode_length_buf = torch.arange(16) % 9  # the ends are staggered
@@ -69,10 +69,10 @@ def test_the_last_observation_is_that_of_a_world_that_never_resets(isaac):
         assert torch.equal(step["next", "state"], state)
         ends += torch.stack([step["next", key].sum() for key in ("terminated", "truncated")])
         twin.follow(done)
-    assert (ends > 5).all()  # episodes of both ends were there
+    assert (ends > 5).all()  # both kinds of ends occurred
 
 
-def test_the_last_observation_has_the_tasks_noise(isaac):
+def test_last_observation_has_the_noise_of_the_task(isaac):
     from isaaclab.utils.noise import ConstantNoiseCfg, NoiseModelCfg
 
     noise = NoiseModelCfg(noise_cfg=ConstantNoiseCfg(bias=100.0, operation="add"))
@@ -83,7 +83,7 @@ def test_the_last_observation_has_the_tasks_noise(isaac):
     assert number[..., 1].tolist() == [[101.0] * 4] * 5
     assert number[..., 2].tolist() == [[2.0] * 4] * 5
     assert torch.equal(td["state"], td["robot", "observation"].flatten(2))
-    # So have the first ones, of all envs and of some.
+    # So have first observations, after full and partial resets.
     first = env.reset()
     assert first["robot", "observation"][:, 1, 2].tolist() == [101.0] * 5
     begun = reset_some(env, first, [1, 3])
@@ -91,7 +91,7 @@ def test_the_last_observation_has_the_tasks_noise(isaac):
     assert torch.equal(begun["state"], begun["robot", "observation"].flatten(1))
 
 
-def test_a_task_that_is_asked_once_repeats_the_observation_before_the_last(isaac):
+def test_previous_observation_repeats_without_terminal_ones(isaac):
     env = robots(isaac, max_steps=3, terminal_observations=False)
     asked, observe = [], env.task._get_observations
     env.task._get_observations = lambda: asked.append(0) or observe()
@@ -103,7 +103,7 @@ def test_a_task_that_is_asked_once_repeats_the_observation_before_the_last(isaac
     assert torch.equal(after[:, 2], seen[:, 2])
 
 
-def test_what_was_given_is_not_written_to_later(isaac):
+def test_earlier_outputs_are_not_overwritten(isaac):
     env = robots(isaac, max_steps=4, state="world")
     td, given = env.reset(), []
     given.append((td, td.clone()))
@@ -118,8 +118,8 @@ def test_what_was_given_is_not_written_to_later(isaac):
 # ---------------------------------------------------------------------------------- life cycle
 
 
-def test_ends_by_hand():
-    """Two agents in six envs: what they were, what the task says, and what is meant by it."""
+def test_done_flags_by_hand():
+    """Two agents in six envs: earlier flags, flags of the task, and the expected result."""
     none, dead, late = (False, False), (True, False), (False, True)
     rows = [  # before (terminated, truncated), now (terminated, timed out), of each agent
         ((none, none), (none, dead), (0, 0, 0)),  # the second dies
@@ -137,7 +137,7 @@ def test_ends_by_hand():
     root, agents = ends.flags(ends.over)
     assert torch.equal(root.truncated.squeeze(1), expected[:, 1])
     assert torch.equal(root.terminated.squeeze(1), expected[:, 2])
-    # Who lives up to a time limit is bootstrapped from, who ended before is not.
+    # Agents alive at a time limit are bootstrapped, agents that ended before are not.
     assert agents.mask.int().tolist() == [[1, 0], [0, 0], [0, 1], [0, 0], [1, 1], [0, 0]]
     assert agents.truncated[..., 0].int().tolist() == [
         [0, 0],
@@ -150,7 +150,7 @@ def test_ends_by_hand():
 
 
 SCRIPTS = {
-    # Agent -> step -> end; flags are up in that step only. Then: root's end, how, and the masks.
+    # Agent -> step -> end, set in that step only. Then: last step, flag of the root, and masks.
     "one dies, the others go on to the time limit": (
         {"robot_0": {2: "terminated"}},
         (5, "truncated", [[1] * 4, [0, 1, 1, 1], [0, 1, 1, 1], [0, 1, 1, 1], [0, 1, 1, 1]]),
@@ -175,7 +175,7 @@ SCRIPTS = {
 
 
 @pytest.mark.parametrize("script, expected", SCRIPTS.values(), ids=SCRIPTS)
-def test_agents_end_alone_and_the_episode_as_all_of_them(isaac, script, expected):
+def test_done_flags_of_agents_and_of_the_episode(isaac, script, expected):
     last, how, masks = expected
 
     def env():
@@ -187,15 +187,15 @@ def test_agents_end_alone_and_the_episode_as_all_of_them(isaac, script, expected
     assert told(env(), n, "done", None) == [[x] for x in ends]
     assert told(env(), n, how, None) == [[x] for x in ends]
     assert told(env(), last, "mask") == masks
-    # An agent's end stays up to the reset, and the next episode has all agents again.
+    # An agent's flag stays set until the reset; the next episode has all agents again.
     terminated = {name for name, ends in script.items() if "terminated" in ends.values()}
     assert told(env(), last, "terminated")[-1] == [int(name in terminated) for name in NAMES]
     assert told(env(), last, "done")[-1] == [1] * 4
     assert told(env(), n, "done")[last] == told(env(), n, "done")[0]
 
 
-def test_isaac_lab_itself_would_not_end_such_an_episode(isaac):
-    """Why ours does: see the mixed ends above."""
+def test_isaac_lab_itself_does_not_end_mixed_episodes(isaac):
+    """The reason for our own done flags: see the mixed ends above."""
     ends = {"robot_0": {1: "terminated"}, **{name: {3: "timed out"} for name in NAMES[1:]}}
     task = task_of_robots(isaac, script=ends)
     task.reset()
@@ -203,7 +203,7 @@ def test_isaac_lab_itself_would_not_end_such_an_episode(isaac):
     assert not any(task.step(action) and task.reset_buf.any() for _ in range(20))
 
 
-def test_a_time_limit_of_ours_is_truncated_and_the_tasks_own_holds_too(isaac):
+def test_own_time_limit_and_that_of_the_task_truncate(isaac):
     assert told(robots(isaac, max_steps=3, settings={"script": {}}), 4, "truncated", None) == [
         *([0], [0], [1], [0])
     ]
@@ -212,7 +212,7 @@ def test_a_time_limit_of_ours_is_truncated_and_the_tasks_own_holds_too(isaac):
     assert told(env, 4, "truncated", None) == [[0], [1], [0], [1]]
 
 
-def test_nothing_that_the_dead_do_reaches_the_task(isaac):
+def test_actions_of_dead_agents_do_not_reach_the_task(isaac):
     env = robots(isaac, settings={"script": {"robot_2": {1: "terminated"}}})
     td = env.rollout(2)[:, -1]["next"]
     poison = torch.full((5, 4, 1), 0.5)
@@ -224,7 +224,7 @@ def test_nothing_that_the_dead_do_reaches_the_task(isaac):
     assert torch.allclose(env.task.x[:, 1], before[:, 1] + 0.15)
 
 
-def test_an_agent_that_appears_late_waits_until_then(isaac):
+def test_late_agent_is_masked_until_it_appears(isaac):
     settings = {"joins": {"robot_3": 2}, "script": {name: {4: "terminated"} for name in NAMES[:3]}}
     env = robots(isaac, settings=settings)
     td = env.rollout(4, break_when_any_done=False)
@@ -232,13 +232,13 @@ def test_an_agent_that_appears_late_waits_until_then(isaac):
     assert (td["robot", "observation"][:, :2, 3] == 0).all()
     assert (td["next", "robot", "reward"][:, 0, 3] == 0).all()
     assert not td["next", "done"].any()
-    # Without the one that has not come, all are terminated.
+    # The episode is terminated without the agent that has not appeared.
     settings["joins"] = {"robot_3": 9}
     td = robots(isaac, settings=settings).rollout(4)["next"]
     assert td["terminated"][:, -1].all()
 
 
-def test_a_reset_from_outside_begins_these_envs_only(isaac):
+def test_partial_reset_resets_only_the_given_envs(isaac):
     env = robots(isaac, state="world", settings={"script": {"robot_1": {1: "terminated"}}})
     td = env.rollout(2)[:, -1]["next"].exclude("next")
     before = td.clone()
@@ -250,7 +250,7 @@ def test_a_reset_from_outside_begins_these_envs_only(isaac):
     assert env.task.episode_length_buf.tolist() == [0, 2, 2, 0, 2]
 
 
-def test_a_reset_takes_as_many_operations_for_any_number_of_envs(isaac):
+def test_number_of_reset_operations_is_independent_of_num_envs(isaac):
     env, counts = robots(isaac, 9, state="world"), set()
     td = env.rollout(2)[:, -1]["next"].exclude("next")
     for envs in ([2, 3], [3, 4, 8], list(range(1, 9))):
@@ -261,7 +261,7 @@ def test_a_reset_takes_as_many_operations_for_any_number_of_envs(isaac):
     assert len(counts) == 1
 
 
-def test_events_of_the_task_randomize_the_envs_that_are_reset(isaac):
+def test_task_events_randomize_only_envs_that_are_reset(isaac):
     """Isaac Lab's own randomization runs in each reset, only in the envs that it resets."""
     from isaaclab.managers import EventTermCfg
 

@@ -1,6 +1,6 @@
 """Isaac Lab 3.0 on Newton's physics, which needs neither Isaac Sim nor a GPU.
 
-It pins other versions than ours, so it has an environment of its own: see
+It pins other versions than ours, so it needs a separate environment: see
 docs/environments/isaaclab.md.
 """
 
@@ -80,13 +80,13 @@ def pendulum(files, num_envs=5, name=PENDULUM, **kwargs):
 
 @pytest.fixture
 def short(files):
-    """Episodes of 12 steps or less, which end in both ways."""
+    """Episodes of at most 12 steps, which are terminated or truncated."""
     with pendulum(files, 16, episode_length_s=0.2, max_cart_pos=0.1) as env:
         yield env
 
 
 def steps(env, n, td=None):
-    """Random steps; the ends are staggered."""
+    """Random steps with staggered ends of episodes."""
     td = env.reset() if td is None else td
     env.task.episode_length_buf[:] = torch.arange(env.num_envs) % 9
     for action in draw_actions(env, n):
@@ -94,7 +94,7 @@ def steps(env, n, td=None):
         yield step, td
 
 
-def test_a_task_by_name_runs_without_a_simulator_besides(files):
+def test_named_task_runs_without_isaac_sim(files):
     with pendulum(files, 6) as env:
         assert type(env.task).__module__.startswith("isaaclab_tasks.")
         assert env.group_map == {"cart": ["cart"], "pendulum": ["pendulum"]}
@@ -107,8 +107,8 @@ def test_a_task_by_name_runs_without_a_simulator_besides(files):
     assert not {"omni", "isaacsim", "carb"} & set(sys.modules)
 
 
-def test_a_cart_goes_where_it_is_pushed(files):
-    """The first number that a cart sees is its place, the second its velocity."""
+def test_cart_moves_in_the_direction_of_its_action(files):
+    """A cart's observation starts with its position and its velocity."""
     with pendulum(files, 8) as env:
         td = env.reset()
         assert (td["cart", "observation"][..., 0] == 0).all()
@@ -120,12 +120,12 @@ def test_a_cart_goes_where_it_is_pushed(files):
         assert (moved.sign() == push[..., 0].expand(8, 2)).all()
 
 
-def test_the_check_finds_nothing(short):
+def test_environment_passes_check_marl_env(short):
     report = check_marl_env(short, n_steps=40)
     assert "another seed gives the same play" not in report
 
 
-def test_the_last_observation_is_what_isaac_lab_gives_as_the_final_one(files):
+def test_last_observation_equals_final_obs_of_isaac_lab(files):
     settings = {"episode_length_s": 0.2, "max_cart_pos": 0.1, "compute_final_obs": True}
     ends = torch.zeros(2, dtype=torch.int64)
     with pendulum(files, 16, **settings) as env:
@@ -139,10 +139,10 @@ def test_the_last_observation_is_what_isaac_lab_gives_as_the_final_one(files):
                     assert torch.equal(last[done], final[done])
                     assert (last[done] != first[done]).any(-1).all()
             ends += torch.stack([step["next", key].sum() for key in ("terminated", "truncated")])
-    assert (ends > 5).all()  # episodes of both ends were there
+    assert (ends > 5).all()  # both kinds of ends occurred
 
 
-def test_a_seed_gives_the_same_episodes_and_another_gives_others(short):
+def test_equal_seeds_give_equal_episodes_and_others_do_not(short):
     def play(seed):
         short.set_seed(seed, static_seed=True)
         return torch.stack([td["state"] for _, td in steps(short, 20)])
@@ -152,7 +152,7 @@ def test_a_seed_gives_the_same_episodes_and_another_gives_others(short):
     assert not torch.equal(play(4), first)
 
 
-def test_a_partial_reset_starts_these_envs_only(short):
+def test_partial_reset_resets_only_the_given_envs(short):
     td = [td for _, td in steps(short, 3)][-1]
     before, length = td["state"].clone(), short.task.episode_length_buf.clone()
     begun = torch.zeros(16, dtype=torch.bool)
@@ -164,7 +164,7 @@ def test_a_partial_reset_starts_these_envs_only(short):
     assert torch.equal(short.task.episode_length_buf, length.masked_fill(begun, 0))
 
 
-def test_every_observation_has_the_tasks_noise(files):
+def test_every_observation_has_the_noise_of_the_task(files):
     """Of resets, partial resets, steps and last steps."""
     from isaaclab.utils.noise import ConstantNoiseCfg, NoiseModelCfg
     from isaaclab_tasks.core.pendulum import PendulumMARLEnv, PendulumMARLEnvCfg
@@ -202,12 +202,12 @@ def trained(folder, name, env, frames=320, **learner):
     assert run.summary["frames"] == frames
 
 
-def test_it_trains(files, tmp_path):
+def test_pendulum_trains(files, tmp_path):
     env = {"num_envs": 8, "kwargs": {"usd_path": files, "episode_length_s": 0.2}}
     trained(tmp_path, "pendulum", env)
 
 
-def test_two_hands_keep_the_rules(hands):
+def test_two_hands_pass_check_marl_env(hands):
     with pendulum(hands, 3, HANDOVER, episode_length_s=0.2) as env:
         assert env.group_map == {"right_hand": ["right_hand"], "left_hand": ["left_hand"]}
         td = env.reset()
@@ -216,7 +216,7 @@ def test_two_hands_keep_the_rules(hands):
         check_marl_env(env, n_steps=20)
 
 
-def test_a_motor_closes_the_fingers_of_its_hand(hands):
+def test_motor_closes_the_fingers_of_its_hand(hands):
     """The last four of 20 motors pull tendons, each through two joints of a finger."""
     with pendulum(hands, 2, HANDOVER) as env:
         td = env.reset()
@@ -231,7 +231,7 @@ def test_a_motor_closes_the_fingers_of_its_hand(hands):
     assert (bent[0] > 1.5).all() and (bent[1] < 0.5).all()  # measured: above 2.1, below 0.1
 
 
-def test_two_hands_train_with_a_state_of_each(hands, tmp_path):
+def test_two_hands_train_with_agent_states(hands, tmp_path):
     from isaaclab_tasks.core.handover.handover_env import HandoverEnv
     from isaaclab_tasks.core.handover.handover_env_cfg import HandoverEnvCfg
     from isaaclab_tasks.utils.hydra import resolve_presets
@@ -265,7 +265,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("kwargs, message", REFUSED.values(), ids=REFUSED)
-def test_bad_arguments_are_refused(kwargs, message):
+def test_invalid_arguments_are_refused(kwargs, message):
     kwargs = {"name": PENDULUM, "num_envs": 2, "action_scale": 1.0, "device": "cpu", **kwargs}
     with pytest.raises(ConfigError) as caught:
         IsaacLabEnv(kwargs.pop("name"), **kwargs)

@@ -1,4 +1,4 @@
-"""JaxMARL's environments: equal to JAX's own steps, with right ends and in each form."""
+"""JaxMARL's environments: equal to JAX's own steps, with correct done flags."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def assert_near(found, expected):
     np.testing.assert_allclose(found, np.array(expected), atol=1e-4)
 
 
-def test_steps_equal_jaxmarls_own_and_give_the_last_observation():
+def test_steps_equal_jaxmarl_and_keep_the_last_observation():
     env = spread(max_steps=4, state="world")
     world = jaxmarl.make(SPREAD)
     key, drawing = jax.random.split(jax.random.PRNGKey(0))
@@ -56,7 +56,7 @@ def test_steps_equal_jaxmarls_own_and_give_the_last_observation():
         assert_near(td["following", "agent", "observation"], rows)
 
 
-def test_simple_spread_is_mpe2s_world():
+def test_simple_spread_equals_mpe2():
     simple_spread = pytest.importorskip("mpe2.simple_spread_v3")
     env, other = spread(num_envs=1), simple_spread.parallel_env()
     other.reset(seed=0)
@@ -76,7 +76,7 @@ def test_simple_spread_is_mpe2s_world():
             assert limits[agent] == bool(own["truncated"][j])
 
 
-def test_what_torch_writes_into_what_it_got_changes_no_world():
+def test_writing_to_returned_tensors_has_no_effect():
     env, twin = smax(), smax()
     carry, clean = env.reset(), twin.reset()
     for action in draw_actions(env, 12):
@@ -117,7 +117,7 @@ def test_calls_are_compiled_once(compilations):
         env.reset(td.set("_reset", torch.arange(6).unsqueeze(-1) < 3))
         env.rand_step(td.exclude("_reset"))
 
-    env = smax(num_envs=6)  # as no other test has it
+    env = smax(num_envs=6)  # a size that no other test uses
     compilations.clear()
     use(env)
     assert sorted(compilations) == ["jit(merge)", "jit(start)", "jit(step)"]
@@ -134,13 +134,13 @@ def test_calls_are_compiled_once(compilations):
     ("world", "steps"),
     [(SPREAD, 25), ("overcooked", 400), ("switch_riddle", 6), ("coin_game", 100), (SMAX, 100)],
 )
-def test_the_limit_is_the_classs_own_unless_one_is_asked_for(world, steps):
+def test_time_limit_defaults_to_that_of_the_environment(world, steps):
     assert JaxMarlEnv(world, num_envs=2).max_steps == steps
     assert JaxMarlEnv(world, num_envs=2, max_steps=7).max_steps == 7
 
 
 @pytest.mark.parametrize("days", [None, 4])
-def test_who_has_not_told_on_the_last_day_of_the_riddle_has_lost(days):
+def test_riddle_without_announcement_terminates_on_the_last_day(days):
     env = JaxMarlEnv("switch_riddle", num_envs=3, max_steps=days, seed=0)
     td = env.reset()
     for day in range(env.max_steps):
@@ -150,7 +150,7 @@ def test_who_has_not_told_on_the_last_day_of_the_riddle_has_lost(days):
     assert td["agent", "terminated"].all() and (td["agent", "reward"] == 0).all()
 
 
-def test_an_episode_has_as_many_steps_as_asked_for():
+def test_episode_length_equals_the_time_limit():
     env = spread(num_envs=1)  # 25; JaxMARL's own makes 26
     ends = [
         td["next", "truncated"].all().item() for td in play(env, env.reset(), draw_actions(env, 51))
@@ -158,7 +158,7 @@ def test_an_episode_has_as_many_steps_as_asked_for():
     assert [i for i, end in enumerate(ends, 1) if end] == [25, 50]
 
 
-def test_overcookeds_observations_know_of_the_limit():
+def test_overcooked_urgency_feature_follows_the_time_limit():
     env = kitchen()
     urgent = []
     for td in play(env, env.reset(), draw_actions(env, 43)):
@@ -167,7 +167,7 @@ def test_overcookeds_observations_know_of_the_limit():
     assert td["next", "truncated"].all() and not td["next", "terminated"].any()
 
 
-def test_units_that_die_are_terminated_and_the_team_plays_on():
+def test_dead_units_are_terminated_and_the_episode_continues():
     env = smax()
     deaths = wins = losses = limits = 0
     for td in play(env, env.reset(), draw_actions(env, 60)):
@@ -181,7 +181,7 @@ def test_units_that_die_are_terminated_and_the_team_plays_on():
         legal = after["action_mask"][died]
         assert torch.equal(legal.nonzero()[:, 1], torch.full((len(legal),), 4))
         reward, won = after["reward"].squeeze(-1), after["info", "won"].squeeze(-1)
-        # One reward for all who lived when the step began; the dead earn nothing in the data.
+        # One reward for all agents alive when the step began; dead agents get 0.
         lived = ~td["ally", "done"].squeeze(-1)
         teams = torch.where(lived, reward, 0.0).sum(-1, keepdim=True) / lived.sum(-1, keepdim=True)
         torch.testing.assert_close(reward, torch.where(lived, teams, 0.0))
@@ -194,7 +194,7 @@ def test_units_that_die_are_terminated_and_the_team_plays_on():
     assert wins == 0 or wins < losses
 
 
-def test_a_script_that_does_not_shoot_back_is_beaten():
+def test_passive_enemy_is_defeated():
     env = smax(enemy_shoots=False, max_steps=30)
     won = torch.zeros(E)
     td = env.reset()
@@ -207,7 +207,7 @@ def test_a_script_that_does_not_shoot_back_is_beaten():
     assert won.sum() > 0
 
 
-def test_what_the_dead_do_never_reaches_the_world():
+def test_actions_of_dead_units_have_no_effect():
     env = smax()
     actions = draw_actions(env, 20)
     first = list(play(env, env.reset(), actions))
@@ -222,11 +222,11 @@ def test_what_the_dead_do_never_reaches_the_world():
     assert any((~x["ally", "mask"]).any() for x in first)
 
 
-def test_hanabis_seats_act_in_turn():
+def test_hanabi_players_act_in_turn():
     env = JaxMarlEnv("hanabi", num_envs=E, seed=0, num_colors=3, shuffle_player_order=True)
     td = env.reset()
     first = td["agent", "mask"]
-    assert first[:, 0].any() and first[:, 1].any()  # seats are dealt
+    assert first[:, 0].any() and first[:, 1].any()  # the first player is drawn
     for _ in range(12):
         mask, legal = td["agent", "mask"], td["agent", "action_mask"]
         assert torch.equal(mask.sum(-1), torch.ones(E, dtype=torch.int64))
@@ -243,7 +243,7 @@ def test_hanabis_seats_act_in_turn():
 # ------------------------------------------------------------------------- reward, info, state
 
 
-def test_overcookeds_shaped_reward_fades():
+def test_shaped_reward_of_overcooked_is_annealed():
     env = kitchen()
     seen = 0.0
     for n, td in enumerate(play(env, env.reset(), draw_actions(env, 50))):
@@ -255,7 +255,7 @@ def test_overcookeds_shaped_reward_fades():
     assert seen > 0
 
 
-def test_states():
+def test_central_states():
     env = spread(num_envs=2, state="observations")
     td = env.reset()
     assert torch.equal(td["state"], td["agent", "observation"].flatten(1))
@@ -269,7 +269,7 @@ def test_states():
 # ------------------------------------------------------------------------- groups and actions
 
 
-def test_groups_are_the_ids_prefixes_or_a_map():
+def test_groups_are_id_prefixes_or_a_given_map():
     env = JaxMarlEnv("MPE_simple_tag_v3", num_envs=2)
     assert env.group_map == {
         "adversary": ["adversary_0", "adversary_1", "adversary_2"],
@@ -283,7 +283,7 @@ def test_groups_are_the_ids_prefixes_or_a_map():
     assert torch.equal(td["a", "observation"], plain[:, [1]])
 
 
-def test_kinds_of_one_group_act_each_for_itself():
+def test_different_agents_in_one_group_act_as_in_two_groups():
     """Different agents in one group, in another order, act as they did in two groups."""
     apart = JaxMarlEnv(
         "MPE_simple_speaker_listener_v4", num_envs=4, seed=0, continuous_actions=False
@@ -307,7 +307,7 @@ def test_kinds_of_one_group_act_each_for_itself():
             assert torch.equal(member["observation"], td[name, "observation"][:, 0])
 
 
-def test_which_worlds_have_continuous_actions():
+def test_environments_with_continuous_actions():
     assert spread(num_envs=2, continuous_actions=None).rand_action()["agent", "action"].dim() == 2
     assert (
         spread(num_envs=2, continuous_actions=True).full_action_spec["agent", "action"].shape[-1]
@@ -319,7 +319,7 @@ def test_which_worlds_have_continuous_actions():
     assert "action_mask" not in env.full_observation_spec["ally"].keys()
 
 
-def test_an_environment_of_ones_own_stays_as_it_is():
+def test_given_environment_object_is_not_modified():
     world = jaxmarl.make(SPREAD, num_agents=2, num_landmarks=2)
     env = JaxMarlEnv(world, num_envs=2, seed=0, max_steps=3)
     assert env.rollout(4, break_when_any_done=False)["next", "truncated"][:, 2].all()
@@ -339,7 +339,7 @@ FORMS = {
 }
 
 
-def test_storm_is_looked_at_by_the_check():
+def test_storm_passes_check_marl_env():
     env = JaxMarlEnv("storm", seed=0, **ROUNDS)
     assert "keeps the rules" in check_marl_env(env, n_steps=13)  # two episodes
 
@@ -348,14 +348,14 @@ def test_storm_is_looked_at_by_the_check():
     "name",
     ["storm", "storm_2p", "storm_np"],
 )
-def test_storms_are_taken_in_each_form(name):
-    """Against JaxMARL's own calls, by hand: what each sees and earns, and where it ends."""
+def test_storm_variants_equal_jaxmarl(name):
+    """Observations, rewards and done flags against direct calls of JaxMARL."""
     env = JaxMarlEnv(name, seed=0, **ROUNDS)
     rounds = {key: ROUNDS[key] for key in ("num_inner_steps", "num_outer_steps")}
     assert env.max_steps == 6 and env.group_map == {"agents": ["0", "1"]}
     td = env.reset()
     own = jaxmarl.make(name, **rounds)
-    # Copies, since a step takes over the memory of what it goes on from.
+    # Copies, since a step donates the buffers of its input.
     own_of = jax.tree.map(lambda x: jax.numpy.array(np.array(x)), env._carry)
     world, key = jax.tree.map(lambda x: x[0], own_of["world"]), own_of["key"]
     step_own, n_actions = jax.jit(own.step_env), own.action_space(0).n
@@ -383,7 +383,7 @@ def test_storms_are_taken_in_each_form(name):
     assert not td["done"].any() and not td["terminated"].any()
 
 
-def test_coin_games_length_is_its_own():
+def test_coin_game_length_equals_jaxmarl():
     rounds = {"num_inner_steps": 3, "num_outer_steps": 2}
     own = jaxmarl.make("coin_game", **rounds)
     step_own = jax.jit(own.step_env)

@@ -1,4 +1,4 @@
-"""JaxMARL's environments: what cannot be is refused, what is missing is named."""
+"""JaxMARL's environments: invalid arguments are refused, missing packages are named."""
 
 import importlib.util
 
@@ -34,13 +34,13 @@ pytestmark = pytest.mark.environments
         ({"world": SPREAD, "group_map": {"a": ["agent_0"] * 2}}, "'agent_0' twice"),
     ],
 )
-def test_what_cannot_be_is_refused(arguments, message):
+def test_invalid_arguments_are_refused(arguments, message):
     with pytest.raises(ConfigError, match=message):
         JaxMarlEnv(arguments.pop("world"), num_envs=2, **arguments)
 
 
 class Strange:
-    """Tells what both see under other names than theirs."""
+    """Returns observations under names that are not its agents."""
 
     agents = ["a", "b"]
 
@@ -50,7 +50,7 @@ class Strange:
     def step_env(self, key, state, actions): ...
 
 
-def test_a_world_without_observations_by_agent_is_refused():
+def test_environment_without_observations_by_agent_is_refused():
     with pytest.raises(
         SpecError, match=r"'Strange' returns its observations as a dict of \['x', 'y'"
     ):
@@ -66,7 +66,7 @@ def test_a_world_without_observations_by_agent_is_refused():
         ("brax", "ant_4x2", ConfigError, r"'jaxmarl\[mabrax\]'"),
     ],
 )
-def test_a_missing_package_is_named(package, world, error, line, monkeypatch):
+def test_missing_package_error_has_a_pip_line(package, world, error, line, monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == package else found(name)
@@ -75,7 +75,7 @@ def test_a_missing_package_is_named(package, world, error, line, monkeypatch):
         JaxMarlEnv(world, num_envs=2)
 
 
-def test_a_snapshot_of_another_world_is_refused():
+def test_snapshot_of_another_environment_is_refused():
     first, second = spread(num_envs=2), spread(num_envs=2, num_agents=2)
     with pytest.raises(RuntimeError, match="does not fit"):
         base_of(second).restore(first.snapshot())
@@ -86,6 +86,6 @@ def test_all_agents_in_one_group():
     assert env.group_map == {"agents": ["agent_0", "agent_1", "agent_2"]}
 
 
-def test_a_package_that_is_missing_is_named():
+def test_package_required_by_an_environment_is_named():
     with pytest.raises(ConfigError, match=r"requires the jaxrobotarium package.*; install it\."):
         JaxMarlEnv("JaxRobotarium_rware", num_envs=2)

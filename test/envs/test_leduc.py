@@ -1,4 +1,4 @@
-"""Leduc poker, move by move, and what its exact answers are."""
+"""Leduc poker: rewards move by move, and exact solutions."""
 
 import itertools
 
@@ -17,7 +17,7 @@ F, C, R = range(3)
 
 
 def play(env, moves):
-    """Rewards of the first and the ends, of each step; only legal moves of whose turn it is."""
+    """Rewards of the first player and done flags of each step; moves must be legal."""
     rewards, ends, td = [], [], env.reset()
     for move in moves:
         for name in env.group_map:
@@ -51,7 +51,7 @@ def play(env, moves):
         ((C, R, R, C, C, R, R, C), None),
     ],
 )
-def test_a_game_is_paid_as_it_was_played(moves, won):
+def test_rewards_follow_the_betting(moves, won):
     env = Leduc(300, seed=0)
     rewards, ends = play(env, moves)
     assert ends == [False] * (len(moves) - 1) + [True]
@@ -68,12 +68,12 @@ def test_a_game_is_paid_as_it_was_played(moves, won):
     assert torch.equal(rewards[-1], stake * (hand[:, 0] - hand[:, 1]).sign().float())
 
 
-def test_hands_by_hand():
+def test_strength_of_hands_by_hand():
     cards = torch.tensor([[0, 2, 4], [4, 3, 1], [1, 4, 0], [5, 0, 1], [2, 3, 4], [4, 1, 5]])
     assert strength(cards).tolist() == [-1, 1, 1, -1, 0, 1]
 
 
-def test_one_sees_its_own_card_and_later_the_public_one():
+def test_observation_has_the_own_card_and_later_the_public_card():
     env = Leduc(50, seed=1)
     td = env.reset()
     for step, move in enumerate((C, R, C, R)):
@@ -93,7 +93,7 @@ def test_one_sees_its_own_card_and_later_the_public_one():
         td = env.step(td)["next"]
 
 
-def test_what_a_player_may_know_is_what_it_sees_in_games():
+def test_information_sets_equal_the_observations_of_games():
     """936 information sets, each seen in some game, and no other."""
     env = Leduc(4000, seed=0)
     policy = TeamPolicy(RandomActor(group) for group in env.team.groups.values())
@@ -109,7 +109,7 @@ def test_what_a_player_may_know_is_what_it_sees_in_games():
         assert legal.any(-1).all() and not legal.all()
 
 
-def test_the_stated_answers_are_those_of_games():
+def test_reference_values_match_exact_solutions_and_games():
     env = Leduc(2)
     legal = env.game.legal
     uniform = legal.double() / legal.sum(-1, keepdim=True)
@@ -118,7 +118,7 @@ def test_the_stated_answers_are_those_of_games():
     calls = torch.zeros(2, 468, 3).double()
     calls[..., C] = 1
     assert env.game.value(calls) == pytest.approx(0, abs=1e-12)  # both hands are equally good
-    # Who folds whenever it may loses its 1 to who raises at once.
+    # A player that folds whenever it may loses 1 to one that always raises.
     folds = torch.where(legal[..., :1], torch.tensor([1.0, 0, 0]), torch.tensor([0, 1.0, 0]))
     assert env.game.best_responses(folds.double()).tolist() == pytest.approx([1.0, 1.0])
     env = Leduc(6000, seed=0)
@@ -128,8 +128,8 @@ def test_the_stated_answers_are_those_of_games():
     assert won.mean().item() == pytest.approx(env.random_return, abs=0.1)
 
 
-def test_a_policys_value_is_that_of_its_games():
-    """Of a policy drawn at random, by the sequence form, and by playing."""
+def test_value_of_a_policy_equals_the_mean_return_of_games():
+    """A random policy, evaluated by the sequence form and by playing."""
     env = Leduc(20000, seed=0)
     table = random_tables(1)[0]
     number = information_sets()[1]
@@ -149,8 +149,8 @@ def test_a_policys_value_is_that_of_its_games():
     assert won.mean().item() == pytest.approx(env.game.value(table), abs=error)
 
 
-def test_nash_conv_is_openspiels_answer():
-    """Its stored answers, for those who do not have it."""
+def test_nash_conv_equals_stored_openspiel_values():
+    """The stored values, for machines without OpenSpiel."""
     for table, expected in zip(random_tables(3), OPENSPIELS):
         assert Leduc(1).nash_conv(table) == pytest.approx(expected, abs=1e-9)
 
@@ -177,7 +177,7 @@ def test_strategies_of_a_policy_are_exact():
     assert env.nash_conv(policy) == pytest.approx(env.nash_conv(found), abs=1e-4)
 
 
-def test_what_is_never_drawn_shares_the_rest_as_the_policy_says():
+def test_actions_never_drawn_share_the_remaining_probability():
     chance = torch.tensor([0.998, 0.0015, 0.0005])
 
     def act(mask):

@@ -1,4 +1,4 @@
-"""The lever game has the returns that it states, and tells an agent nothing but who it is."""
+"""The lever game: reference returns; an agent observes only its own index."""
 
 import math
 
@@ -33,7 +33,7 @@ def test_levers_by_hand():
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"n_agents": 3, "pool": 10}], ids=str)
-def test_returns_are_those_that_are_stated(kwargs):
+def test_returns_match_the_reference_values(kwargs):
     env = Levers(500, seed=0, **kwargs)
     torch.manual_seed(0)
     players = {
@@ -47,7 +47,7 @@ def test_returns_are_those_that_are_stated(kwargs):
     assert env.random_return < env.silent_return < env.optimal_return
 
 
-def test_teams_are_drawn_without_replacement_and_evenly():
+def test_teams_are_drawn_uniformly_without_replacement():
     env = Levers(3000, n_agents=3, pool=4, seed=1)
     who = env.reset()["agents", "observation"].argmax(-1)
     assert (one_hot(who, 4).sum(1) <= 1).all()
@@ -55,11 +55,11 @@ def test_teams_are_drawn_without_replacement_and_evenly():
     assert (counts - 1 / 4).abs().max() < 4 * math.sqrt(3 / 16 / 3000)
 
 
-def test_it_keeps_the_contract():
+def test_environment_passes_check_marl_env():
     check_marl_env(Levers(3, n_agents=2, pool=7, seed=0))
 
 
-def test_numbers_that_cannot_be_are_refused():
+def test_invalid_arguments_are_refused():
     with pytest.raises(ConfigError, match="pool is 4, expected 5 or more"):
         Levers(2, pool=4)
     with pytest.raises(ConfigError, match="n_agents is 1, expected 2 or more"):

@@ -1,4 +1,4 @@
-"""The registry of libraries of environments: one of a user's own is a folder and a line."""
+"""The registry of environment libraries, to which users add their own."""
 
 import dataclasses
 import sys
@@ -25,7 +25,7 @@ from torchrl_marl.recipes import load_config
 from torchrl_marl.settings import Count
 
 
-# All that a library of environments of one's own consists of.
+# A complete custom library of environments.
 class Corridor(MarlEnv):
     """Two agents walk along a corridor; the nearer to its end, the better."""
 
@@ -90,19 +90,19 @@ def settings(tmp_path, **kwargs):
 
 @pytest.mark.usefixtures("corridors")
 class TestOnesOwn:
-    def test_is_made_by_name(self):
+    def test_environment_is_built_by_name(self):
         env = make_env("corridors/straight", num_envs=3, seed=0, max_steps=4, length=7)
         assert (type(env), env.length, env.environment_name) == (Corridor, 7, "straight")
         check_marl_env(env)
 
-    def test_trains(self, tmp_path):
+    def test_environment_trains(self, tmp_path):
         run = train("vmas_balance_mappo", **settings(tmp_path))
         assert run.config.env.library == "corridors"
         assert run.summary["frames"] == 160
         again = type(run).load(run.folder).evaluate(episodes=2)
         assert again["return_mean"] == run.evaluate(episodes=2)["return_mean"]
 
-    def test_is_listed(self):
+    def test_environment_is_listed(self):
         assert ("corridors", "straight") in environment_rows()
 
     @pytest.mark.parametrize(
@@ -117,13 +117,13 @@ class TestOnesOwn:
             (["env.library=corridor"], "did you mean 'corridors'"),
         ],
     )
-    def test_its_settings_are_checked(self, tmp_path, texts, message):
+    def test_settings_are_checked(self, tmp_path, texts, message):
         base = {**settings(tmp_path), "recipe": "corridor"}
         with pytest.raises(ConfigError, match=message):
             load_config(base, texts)
 
     @pytest.mark.parametrize("unlisted", [False, True])
-    def test_a_world_that_it_does_not_list(self, tmp_path, unlisted):
+    def test_environments_that_are_not_listed(self, tmp_path, unlisted):
         other = dataclasses.replace(CORRIDORS, check=None, unlisted=unlisted)
         LIBRARIES.remove("corridors")
         register_library("corridors", other)
@@ -136,12 +136,12 @@ class TestOnesOwn:
             ):
                 load_config(base, ["env.name=bent"])
 
-    def test_its_name_is_taken_then(self):
+    def test_registering_the_same_name_again_raises(self):
         with pytest.raises(ConfigError, match="'corridors' is registered already"):
             register_library("corridors", Library("others", "other:Env"))
 
 
-def test_a_package_brings_its_own(monkeypatch):
+def test_libraries_from_package_entry_points(monkeypatch):
     module = types.ModuleType("corridor_package")
     module.LIBRARY, module.SOMETHING = CORRIDORS, 3
     monkeypatch.setitem(sys.modules, "corridor_package", module)
@@ -159,12 +159,12 @@ def test_a_package_brings_its_own(monkeypatch):
         find_library("gone")
 
 
-def test_an_unknown_name():
+def test_unknown_library_raises():
     with pytest.raises(ConfigError, match="'vmass'; did you mean 'vmas'.*expected one of vmas"):
         make_env("vmass/balance")
 
 
-def test_whose_an_object_is():
+def test_library_of_an_environment_object():
     class World:
         possible_agents = ["a"]
 
@@ -189,7 +189,7 @@ def test_whose_an_object_is():
         ("isaaclab", "Isaac-X", "terminal_observations=3", "expected true or false"),
     ],
 )
-def test_arguments_of_an_adapter_are_typed(library, name, text, message):
+def test_arguments_of_an_adapter_are_type_checked(library, name, text, message):
     texts = [f"env.library={library}", f"env.name={name}", f"env.kwargs.{text}"]
     with pytest.raises(ConfigError, match=message):
         load_config("vmas_balance_mappo", texts)

@@ -22,7 +22,7 @@ FIRST, SECOND = [[True], [False]], [[False], [True]]
 BOTH = [[True], [True]]
 
 
-def test_death_stays_until_the_reset():
+def test_terminated_agents_stay_done_until_the_reset():
     env = Counting(script=[{("cats", "terminated"): FIRST}, {}, {("cats", "truncated"): FIRST}])
     for i, td in enumerate(play(env, 4)):
         assert flags(td, "cats") == flags(td, "cats", "terminated") == [True, False]
@@ -35,7 +35,7 @@ def test_death_stays_until_the_reset():
     assert after["cats", "mask"].all()
 
 
-def test_an_agent_that_is_truncated_acts_no_more():
+def test_truncated_agent_is_masked():
     env = Counting(script=[{("cats", "truncated"): SECOND}])
     *_, td = play(env, 2)
     assert flags(td, "cats", "truncated") == [False, True]
@@ -43,14 +43,14 @@ def test_an_agent_that_is_truncated_acts_no_more():
     assert td["next", "cats", "mask"][0].tolist() == [True, False]
 
 
-def test_an_end_by_both_is_terminated():
+def test_terminated_wins_if_both_flags_are_set():
     env = Counting(script=[{("cats", "truncated"): BOTH, ("cats", "terminated"): FIRST}])
     (td,) = play(env, 1)
     assert flags(td, "cats", "terminated") == [True, False]
     assert flags(td, "cats", "truncated") == [False, True]
 
 
-def test_the_root_is_terminated_when_all_groups_are():
+def test_root_is_terminated_if_all_groups_are():
     script = [{("cats", "terminated"): BOTH}, {("dog", "terminated"): [[True]]}]
     first, second = play(Counting(script=script, max_steps=2), 2)
     assert not first["next", "done"].any()
@@ -59,14 +59,14 @@ def test_the_root_is_terminated_when_all_groups_are():
     assert not second["next", "dog", "mask"].any()
 
 
-def test_the_root_is_truncated_when_done_otherwise():
+def test_root_is_truncated_if_some_agents_are_truncated():
     script = [{("cats", "terminated"): BOTH}, {("dog", "truncated"): [[True]]}]
     *_, td = play(Counting(script=script), 2)
     assert td["next", "truncated"].all()
     assert not td["next", "terminated"].any()
 
 
-def test_a_time_limit_is_truncated_and_keeps_the_masks_of_who_lives():
+def test_time_limit_truncates_and_keeps_masks_of_living_agents():
     env = Counting(script=[{("cats", "terminated"): FIRST}], max_steps=3)
     *_, before, td = play(env, 3)
     assert not before["next", "done"].any()
@@ -78,14 +78,14 @@ def test_a_time_limit_is_truncated_and_keeps_the_masks_of_who_lives():
     assert td["next", "dog", "mask"].all()
 
 
-def test_who_waits_at_a_time_limit_has_a_last_observation():
+def test_waiting_agents_are_unmasked_at_the_time_limit():
     env = Counting(script=[{("cats", "mask"): [True, False]}] * 3, max_steps=3)
     masks = [td["next", "cats", "mask"][0].tolist() for td in play(env, 3)]
     assert masks == [[True, False], [True, False], [True, True]]
 
 
 @pytest.mark.parametrize("key", ["terminated", "truncated"])
-def test_the_env_may_end_the_episode_itself(key):
+def test_env_may_set_the_done_flags_of_the_root(key):
     env = Counting(script=[{}, {key: [True]}])
     first, td, later = play(env, 3)
     other = "truncated" if key == "terminated" else "terminated"
@@ -99,7 +99,7 @@ def test_the_env_may_end_the_episode_itself(key):
     assert not later["next", "cats", "mask"].any()
 
 
-def test_who_waits_and_who_is_dead_acts_not():
+def test_actions_of_waiting_and_dead_agents_have_no_effect():
     script = [
         {("cats", "terminated"): FIRST, ("cats", "mask"): [True, False]},
         {("cats", "mask"): [True, True]},
@@ -114,10 +114,10 @@ def test_who_waits_and_who_is_dead_acts_not():
     (seen,) = env.seen
     assert not seen["cats", "mask"].any()
     assert seen["cats", "done"][0].flatten().tolist() == [True, False]
-    assert td["cats", "action"].isnan().all()  # the caller's stay as they are
+    assert td["cats", "action"].isnan().all()  # the caller's actions are unchanged
 
 
-def test_it_works_in_torchrl():
+def test_env_works_with_torchrl_wrappers():
     make = lambda: Counting(num_envs=3, max_steps=3)  # noqa: E731
     for env in (make(), SerialEnv(2, make), TransformedEnv(make(), RewardSum())):
         check_env_specs(env)
@@ -133,13 +133,13 @@ def test_it_works_in_torchrl():
 
 @pytest.mark.environments
 @pytest.mark.filterwarnings("ignore")
-def test_it_works_in_other_processes():
+def test_env_works_in_parallel_env():
     env = ParallelEnv(2, Counting, mp_start_method="fork")
     assert env.rollout(3).shape == (2, 2, 3)
     env.close()
 
 
-def test_a_subclass_may_extend_a_step():
+def test_subclass_may_extend_step():
     class Twice(Counting):
         def _step(self, tensordict):
             out = super()._step(tensordict)

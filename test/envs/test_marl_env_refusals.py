@@ -1,4 +1,4 @@
-"""What an environment of MarlEnv may not declare or give."""
+"""Declarations and outputs of MarlEnv subclasses that are refused."""
 
 import pytest
 import torch
@@ -40,12 +40,12 @@ from torchrl_marl.specs import AgentSpec
         ({"dog": torch.zeros(2)}, (), "'dog' as a Tensor, expected a TensorDict"),
     ],
 )
-def test_a_step_that_keeps_not_to_what_was_declared(changes, remove, message):
+def test_step_output_that_contradicts_the_specs_raises(changes, remove, message):
     with pytest.raises(SpecError, match=message):
         list(play(given(changes, remove), 1))
 
 
-def test_actions_are_checked():
+def test_invalid_actions_raise():
     env = Counting()
     td = env.rand_action(env.reset())
     with pytest.raises(SpecError, match=r"\('cats', 'action'\) has shape \[2, 2\]"):
@@ -54,7 +54,7 @@ def test_actions_are_checked():
         env.step(td.exclude(("dog", "action")))
 
 
-def test_what_was_given_is_not_written_to():
+def test_in_place_write_to_earlier_output_raises():
     class Sloppy(MarlEnv):
         def __init__(self):
             super().__init__(2)
@@ -73,7 +73,7 @@ def test_what_was_given_is_not_written_to():
         list(play(Sloppy(), 2))
 
 
-def test_registration_is_checked():
+def test_invalid_registrations_raise():
     car = AgentSpec("car", 2, Unbounded((1,)), Categorical(2))
     bus = AgentSpec("bus", 2, Unbounded((4,)), Categorical(2))
     env = Counting()
@@ -109,8 +109,8 @@ def test_registration_is_checked():
         Counting().step(Counting().rand_action())
 
 
-def test_a_mask_that_only_the_reset_gives_is_refused():
-    """Who waits would act, without a word, from the first step."""
+def test_mask_returned_only_by_reset_is_refused():
+    """Otherwise waiting agents would silently act from the first step on."""
 
     class Forgets(MarlEnv):
         def __init__(self):
@@ -131,7 +131,7 @@ def test_a_mask_that_only_the_reset_gives_is_refused():
 @pytest.mark.parametrize(
     "spec", [Composite(x=Unbounded((2,))), Categorical(4), Unbounded(()), torch.zeros(3)]
 )
-def test_a_state_is_a_tensor_of_floats(spec):
+def test_state_spec_must_be_a_float_tensor(spec):
     class World(MarlEnv):
         def __init__(self, spec):
             super().__init__(3, seed=0)
@@ -146,7 +146,7 @@ def test_a_state_is_a_tensor_of_floats(spec):
         World(spec)
 
 
-def test_there_is_one_state():
+def test_second_state_is_refused():
     class World(MarlEnv):
         def __init__(self):
             super().__init__(3, seed=0)

@@ -1,4 +1,4 @@
-"""The environment of conventions has the returns that it states."""
+"""The matching-levers game has its reference returns."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ def returns(env, act):
 
 
 def partners(env, first, second):
-    """Acts by two functions of the partner's last lever, -1 at first."""
+    """A policy by two functions of the partner's last lever, which is -1 at first."""
 
     def act(td):
         seen = td["agents", "observation"]
@@ -30,7 +30,7 @@ def keeps(lever):
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"n_levers": 3, "rounds": 5}, {"max_steps": 3}])
-def test_partners_earn_what_is_stated(kwargs):
+def test_returns_match_the_reference_values(kwargs):
     env = MatchingLevers(8, seed=0, **kwargs)
     assert returns(env, partners(env, keeps(2), keeps(2))) == env.optimal_return
     assert returns(env, partners(env, keeps(2), keeps(1))) == 0
@@ -43,7 +43,7 @@ def test_partners_earn_what_is_stated(kwargs):
     assert returns(chance, None) == pytest.approx(env.random_return, abs=0.1)
 
 
-def test_one_sees_the_partners_last_lever():
+def test_observation_is_the_last_lever_of_the_partner():
     env = MatchingLevers(1)
     td = env.reset()
     assert (td["agents", "observation"] == 0).all()
@@ -53,7 +53,7 @@ def test_one_sees_the_partners_last_lever():
     assert td["agents", "reward"].flatten().tolist() == [0, 0]
 
 
-def test_numbers_that_cannot_be_are_refused():
+def test_invalid_arguments_are_refused():
     for wrong in ({"n_levers": 1}, {"rounds": 0}):
         with pytest.raises(ConfigError, match="expected 2 or more levers and 1 or more rounds"):
             MatchingLevers(2, **wrong)

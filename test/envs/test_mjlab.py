@@ -1,6 +1,6 @@
 """Robots of mjlab as teams, on MuJoCo Warp on a CPU.
 
-mjlab pins another MuJoCo than ours, so it has an environment of its own: see
+mjlab pins another MuJoCo than ours, so it needs a separate environment: see
 docs/environments/mjlab.md. Kernels are compiled once, in half a minute.
 """
 
@@ -76,7 +76,7 @@ def stand(env, td, n=1):
 # ------------------------------------------------------------------------------------ physics
 
 
-def test_a_step_equals_mujocos():
+def test_step_equals_mujoco():
     """MuJoCo's own engine, from states that standing and random play have reached."""
     env = MjlabEnv("formation", 3, seed=0)
     td = stand(env, env.reset(), 5)
@@ -96,7 +96,7 @@ def test_a_step_equals_mujocos():
         assert np.abs(data.qpos - row[: model.nq].numpy()).max() > 0.02  # it has moved
 
 
-def test_robots_collide_and_both_feel_it():
+def test_colliding_robots_get_equal_contact_forces():
     """Head on: heads reach 0.3 m ahead, so 0.61 m apart they hit within a step of 20 ms."""
     env = pair(2, spacing=2.0)
     td = placed(env, [[0.0, 0.0], [0.61, 0.0]], [0.0, math.pi])
@@ -110,7 +110,7 @@ def test_robots_collide_and_both_feel_it():
     assert (td["robot", "reward"][0, 0] < td["robot", "reward"][1, 0]).all()
 
 
-def test_a_robot_is_pushed_by_another_that_comes():
+def test_moving_robot_pushes_a_standing_one():
     env = pair(2, spacing=2.0)
     td = placed(env, [[0.0, 0.0], [0.7, 0.0]])
     robots_of(env)[1, 1, 0] = 3.0
@@ -121,7 +121,7 @@ def test_a_robot_is_pushed_by_another_that_comes():
     assert gone[0] > gone[1] + 0.02 and abs(gone[1]) < 0.05
 
 
-def test_forces_are_those_of_the_robots_that_touch():
+def test_contact_forces_belong_to_the_robots_that_touch():
     """0 and 2 of three robots touch; 1 stands far away."""
     env = pair(1, n_agents=3)
     td = placed(env, [[0.0, 0.0], [0.0, 5.0], [0.45, 0.0]], [0.0, 0.0, math.pi])
@@ -130,7 +130,7 @@ def test_forces_are_those_of_the_robots_that_touch():
     assert force[0] == force[2] > 1 and force[1] == 0
 
 
-def test_envs_do_not_touch_each_other():
+def test_envs_are_independent():
     first, second = pair(3), pair(3)
     td_first, td_second = first.reset(), second.reset()
     robots_of(second)[1, :, :2] = torch.tensor([[0.0, 0.0], [0.4, 0.0]])
@@ -186,7 +186,7 @@ def test_observations_by_hand():
     )
 
 
-def test_rotations_are_mjlabs():
+def test_rotations_equal_mjlab():
     from mjlab.utils.lab_api.math import quat_apply_inverse
 
     env = pair(3)
@@ -212,7 +212,7 @@ def test_actuators_move_the_joints_of_their_actions():
     assert torch.equal(moved.argmax(1), torch.arange(J)) and (moved.diagonal() > 0.03).all()
 
 
-def test_who_falls_is_dead_and_the_others_go_on():
+def test_fallen_robot_is_terminated_and_the_episode_continues():
     env = pair(2)
     td = placed(env, [[0.0, 0.6], [0.0, -0.6]])
     side = torch.tensor([math.cos(0.7), math.sin(0.7), 0.0, 0.0])  # 80 degrees to the right
@@ -221,7 +221,7 @@ def test_who_falls_is_dead_and_the_others_go_on():
     assert td["robot", "terminated"].squeeze(-1).tolist() == [[False, True], [False, False]]
     assert td["robot", "mask"].tolist() == [[True, False], [True, True]]
     assert not td["done"].any()
-    # Whatever the fallen does: nothing of it is played, and it earns nothing.
+    # Actions of the fallen robot have no effect, and its reward is 0.
     twin, given = pair(2), env.snapshot()
     twin.restore(given)
     action = draw_actions(env, 1)[0]
@@ -233,7 +233,7 @@ def test_who_falls_is_dead_and_the_others_go_on():
     assert torch.equal(env.physics, twin.physics)
     assert found["robot", "reward"][0, 1] == 0 and found["robot", "reward"][0, 0] != 0
     assert found["state"].isfinite().all()
-    # Once all have fallen, the episode is over, and the next one is new.
+    # Once all have fallen, the episode ends and the next one starts.
     robots_of(env)[0, 0, 3:7] = side
     td = found.exclude(("robot", "reward")).update(draw_actions(env, 1)[0])
     step, td = env.step_and_maybe_reset(td)
@@ -243,7 +243,7 @@ def test_who_falls_is_dead_and_the_others_go_on():
     assert (last[..., 8] > -0.5).all() and (first[..., 8] < -0.99).all()  # gravity: lying, standing
 
 
-def test_the_time_limit_truncates():
+def test_time_limit_truncates():
     env = pair(2, max_steps=3)
     td = env.reset()
     for i in range(3):
@@ -253,8 +253,8 @@ def test_the_time_limit_truncates():
     assert pair(1).max_steps == 1000
 
 
-def test_an_env_whose_physics_are_lost_ends():
-    """With too little memory for the contacts of standing."""
+def test_env_with_non_finite_physics_terminates():
+    """The simulator has too little memory for the contacts of standing robots."""
     env = pair(2)
     td = stand(env, env.reset(), 3)
     data = simulation_of(env._key, 2, "cpu").wp_data
@@ -270,7 +270,7 @@ def test_an_env_whose_physics_are_lost_ends():
 # ------------------------------------------------------------------------- graphs and training
 
 
-def test_graphs_give_the_same_bits():
+def test_graphs_equal_eager_bit_for_bit():
     batches = []
     for execution in ("eager", "trace"):
         torch.manual_seed(0)
@@ -292,7 +292,7 @@ def test_humanoids_stand():
     assert not td["robot", "terminated"].any() and (td["robot", "reward"] > 0).all()
 
 
-def test_a_picture_shows_robots_and_slots():
+def test_scene_shows_robots_and_slots():
     env = pair(2)
     env.reset()
     names = [shape.name for shape in scene(env, 1)]
@@ -300,7 +300,7 @@ def test_a_picture_shows_robots_and_slots():
     assert stage(env).half_size == pytest.approx((2.1, 2.1))
 
 
-def test_the_recipe_trains_and_goes_on(tmp_path):
+def test_recipe_trains_and_resumes(tmp_path):
     """Two iterations on 4 environments, and two more after a stop."""
     small = {
         "env.num_envs": 4,

@@ -1,4 +1,4 @@
-"""MuJoCo robots as teams: equal to Gymnasium-Robotics to the bit, in each form."""
+"""MuJoCo robots as teams: equal to Gymnasium-Robotics bit for bit."""
 
 import copy
 import json
@@ -81,7 +81,7 @@ def with_actions(td, env, actions):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_an_episode_equals_gymnasium_robotics(case):
+def test_episode_equals_gymnasium_robotics(case):
     (robot, conf), settings = case.split(), CASES[case]
     env = MujocoEnv(robot, E, agent_conf=conf, seed=0, **settings)
     td = env.reset()
@@ -99,7 +99,7 @@ def test_an_episode_equals_gymnasium_robotics(case):
         assert same(found["state"], [one.state() for one in made])
         ends += int(found["terminated"].sum())
         physics, fields = env.physics, env.fields
-        td = env.reset()  # both go on where robots have fallen
+        td = env.reset()  # both continue after falls
         env.physics, env.fields = physics, fields
     assert (ends > 0) == (case in FALLING)
 
@@ -123,7 +123,7 @@ def test_initial_states_are_drawn_as_in_gymnasium(robot):
     np.testing.assert_allclose(np.abs(found).max(0), np.abs(expected).max(0), atol=2.0 * noise)
 
 
-def test_robots_that_are_not_upstream_have_an_agent_for_each_joint():
+def test_partitions_not_upstream_have_one_agent_per_joint():
     whole = MujocoEnv("humanoid", 2, agent_conf="17x1", seed=0)
     assert len(whole.group_map["agent"]) == 17 and whole.task.agents[3].actuators == (3,)
     ant = MujocoEnv("ant", 2, agent_conf="8x1", seed=0).task
@@ -135,7 +135,7 @@ def test_robots_that_are_not_upstream_have_an_agent_for_each_joint():
 
 
 @pytest.mark.parametrize("conf", ["4x2", "8x1"])
-def test_agents_without_a_distance_observe_the_whole_state(conf):
+def test_agents_with_agent_obsk_none_observe_the_whole_state(conf):
     env = MujocoEnv("ant", 3, agent_conf=conf, agent_obsk=None, seed=0)
     near = MujocoEnv("ant", 3, agent_conf=conf, seed=0)
     td, other = env.rollout(5), near.rollout(5)
@@ -159,7 +159,7 @@ def own_ant(folder, *ranges):
     return str(written)
 
 
-def test_motors_of_an_own_model_have_their_own_bounds(tmp_path):
+def test_motors_of_a_custom_model_keep_their_bounds(tmp_path):
     # Gymnasium-Robotics gives all actions the bounds of the first motor.
     own = own_ant(tmp_path, "-1 1", "-0.5 0.5", "0 2")
     single = gymnasium.make("Ant-v5", xml_file=own).action_space
@@ -174,7 +174,7 @@ def test_motors_of_an_own_model_have_their_own_bounds(tmp_path):
     assert env.rollout(3)["agent", "observation"].shape[2:] == (4, 42)
 
 
-def test_a_changed_model_is_read_again(tmp_path):
+def test_changed_model_file_is_read_again(tmp_path):
     highest = []
     for first in ("-1 1", "-0.5 0.5"):
         env = MujocoEnv("ant", 2, agent_conf="8x1", seed=0, xml_file=own_ant(tmp_path, first))
@@ -182,7 +182,7 @@ def test_a_changed_model_is_read_again(tmp_path):
     assert highest == [1.0, 0.5]
 
 
-def test_the_reward_of_a_step_by_hand():
+def test_reward_of_a_step_by_hand():
     reward = Reward(2.0, 0.5, 0.1, (-1.0, 1.0), (0.0, 0.25), healthy_reward=3.0)
     velocity, action = torch.tensor([[1.5], [1.5]]), torch.tensor([[1.0, 2.0], [0.0, 0.0]])
     healthy, forces = torch.tensor([[True], [False]]), torch.tensor([[5.0, -5.0, 0.5], [0.1, 0, 0]])
@@ -195,7 +195,7 @@ def test_the_reward_of_a_step_by_hand():
     assert reward.earned(velocity, action, healthy, more)[0].item() == pytest.approx(3.25)
 
 
-def test_a_robot_is_healthy_within_its_intervals():
+def test_robot_is_healthy_within_its_ranges():
     reward = Reward(healthy_z_range=(0.7, 2.0), healthy_angle_range=(-0.2, 0.2))
     qpos = torch.tensor([[0, 1.0, 0.1], [0, 0.6, 0.1], [0, 1.0, 0.3], [0, 1.0, float("nan")]])
     found = reward.healthy(qpos, torch.zeros(4, 3))
@@ -206,7 +206,7 @@ def test_a_robot_is_healthy_within_its_intervals():
     assert not broken.any()
 
 
-def test_columns_are_found_in_what_an_observation_shows():
+def test_observation_columns_are_mapped_to_state_columns():
     class Robot:
         data = None
 
@@ -227,7 +227,7 @@ PENDULUM = """<mujoco><worldbody><body><joint/><geom size="0.1"/><body pos="0 0 
 <geom size="0.1"/></body></body></worldbody></mujoco>"""
 
 
-# ------------------------------------------------------------------------------- as a process
+# ------------------------------------------------------------------------------- processes
 
 
 def rollout(env, n_steps=5):
@@ -237,7 +237,7 @@ def rollout(env, n_steps=5):
 
 
 @pytest.mark.parametrize("robot", ["ant", "hopper"])
-def test_threads_change_nothing(robot):
+def test_results_do_not_depend_on_threads(robot):
     threads, found = torch.get_num_threads(), []
     try:
         for n in (1, 3):
@@ -248,7 +248,7 @@ def test_threads_change_nothing(robot):
     assert all(torch.equal(x, y) for x, y in zip(*found))
 
 
-def test_an_env_depends_on_no_other():
+def test_envs_are_independent():
     env = MujocoEnv("ant", 4, seed=0)
     env.reset()
     torques = torch.full((4, 8), 0.3, dtype=torch.float64)
@@ -258,7 +258,7 @@ def test_an_env_depends_on_no_other():
 
 
 @pytest.mark.parametrize("robot", ["ant", "halfcheetah"])
-def test_graphs_give_the_same_bits(robot):
+def test_graphs_equal_eager_bit_for_bit(robot):
     batches = []
     for execution in ("eager", "trace"):
         torch.manual_seed(0)
@@ -283,7 +283,7 @@ print(json.dumps(found.tolist()))
 """
 
 
-def test_a_stored_graph_finds_its_engine_in_a_new_process(tmp_path):
+def test_engine_is_rebuilt_from_its_key_in_a_new_process(tmp_path):
     env = MujocoEnv("swimmer", 2, seed=0, forward_reward_weight=2.0)
     env.reset()
     given = env.physics.float().double(), torch.full((2, 2), 0.5).double()
@@ -301,7 +301,7 @@ def test_a_stored_graph_finds_its_engine_in_a_new_process(tmp_path):
     assert not list(tmp_path.iterdir())  # MuJoCo writes warnings into the current folder
 
 
-def test_what_cannot_be_built_says_what_can():
+def test_invalid_arguments_are_refused():
     refused = [
         ("ants", {}, "did you mean 'ant'"),
         ("ant", {"agent_conf": "5x5"}, "use env.kwargs.agent_conf=4x2, 2x4, 2x4d or 8x1."),
@@ -358,7 +358,7 @@ def test_what_cannot_be_built_says_what_can():
             MujocoEnv(robot, 2, **arguments)
 
 
-def test_without_any_mujoco_each_engine_names_its_own_extra(monkeypatch):
+def test_missing_mujoco_error_names_the_extra_of_the_engine(monkeypatch):
     for package in ("gymnasium_robotics", "mujoco_warp"):
         monkeypatch.setitem(sys.modules, package, None)
     for engine, extra in (("c", "mujoco"), ("warp", "warp")):
@@ -366,7 +366,7 @@ def test_without_any_mujoco_each_engine_names_its_own_extra(monkeypatch):
             MujocoEnv("hopper", 2, agent_conf="3x1", agent_obsk=3, engine=engine)
 
 
-def test_a_recipe_names_robots_and_their_arguments():
+def test_robots_and_arguments_in_recipes():
     env = make_env("mujoco/ant", num_envs=2, agent_conf="2x4", seed=0)
     assert len(env.group_map["agent"]) == 2 and env.max_steps == 1000
     config = read_config("mujoco_ant_mappo", {"env.kwargs.engine": "warp"})
@@ -377,7 +377,7 @@ def test_a_recipe_names_robots_and_their_arguments():
         make_env("mamujoco/Ant", num_envs=2)
 
 
-def test_the_rules_of_teams_are_kept():
+def test_environment_passes_check_marl_env():
     assert "keeps the rules" in str(check_marl_env(MujocoEnv("hopper", 5, seed=0, max_steps=20)))
 
 
@@ -420,7 +420,7 @@ def test_each_env_has_the_parameters_of_its_episode(name):
     assert torch.equal(back, advance(env.physics, torques, as_it_is(E), "c", env._key, 5)[0])
 
 
-def test_new_episodes_draw_parameters_and_others_keep_theirs():
+def test_partial_reset_draws_parameters_only_for_its_envs():
     env = MujocoEnv("hopper", 4, seed=0)
     env.randomize({"mass": [0.7, 1.3]})
     td = env.reset()
@@ -444,18 +444,18 @@ def test_new_episodes_draw_parameters_and_others_keep_theirs():
         ({"strength": [-1, 1]}, "strength has factors from -1, expected 0 or more"),
     ],
 )
-def test_factors_that_no_model_has(ranges, message):
+def test_invalid_factors_are_refused(ranges, message):
     with pytest.raises(ConfigError, match=message):
         make_env("mujoco/hopper", num_envs=2, seed=0, randomize=ranges)
 
 
-def test_factors_may_be_0_and_gravity_may_turn():
+def test_zero_factors_and_negative_gravity_are_accepted():
     env = MujocoEnv("hopper", 2, seed=0)
     env.randomize({"friction": [0, 1], "gravity": [-1, 1], "strength": 0.0})
     assert (env.domain_parameters["strength"] == 0).all()
 
 
-def test_scaled_models_are_restored_only_where_they_are_simulated():
+def test_restoring_scaled_models_needs_the_same_randomization():
     scaled, plain = (MujocoEnv("hopper", 2, seed=seed) for seed in (0, 1))
     scaled.randomize({"mass": [1.5, 2.0]})
     td = scaled.reset()
@@ -472,11 +472,11 @@ def test_scaled_models_are_restored_only_where_they_are_simulated():
     assert torch.equal(*seen)
 
 
-# ----------------------------------------------------------------------------------- pictures
+# ----------------------------------------------------------------------------------- drawing
 
 
 @pytest.mark.parametrize("robot", ["hopper", "manysegmentswimmer"])
-def test_a_robot_is_drawn_as_shapes_without_a_screen(robot, monkeypatch):
+def test_robot_is_drawn_without_a_display(robot, monkeypatch):
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     monkeypatch.delenv("DISPLAY", raising=False)
     env = MujocoEnv(robot, 2, seed=0)

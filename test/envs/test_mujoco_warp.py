@@ -20,7 +20,7 @@ def ant():
     return MujocoEnv("ant", E, seed=0), MujocoEnv("ant", E, seed=0, engine="warp")
 
 
-def test_steps_from_equal_states_are_near_mujocos(ant):
+def test_steps_from_equal_states_are_close_to_mujoco(ant):
     exact, fast = ant
     td, td_fast = exact.reset(), fast.reset()
     torch.manual_seed(0)
@@ -40,7 +40,7 @@ def test_steps_from_equal_states_are_near_mujocos(ant):
     assert exact.fields.any()  # contact forces
 
 
-def test_what_does_not_fit_is_nan(ant):
+def test_contacts_that_exceed_the_memory_give_nan(ant):
     physics = ant[1].physics.clone()
     model, data = engine_of("warp", ant[1]._key)._memory(E, "cpu")
     limit, data.njmax = data.njmax, 1
@@ -51,6 +51,6 @@ def test_what_does_not_fit_is_nan(ant):
     assert model is not None and found.isnan().any(1).sum() > 0
 
 
-def test_parameters_are_those_of_the_engine_c(ant):
+def test_randomization_is_refused_by_the_warp_engine(ant):
     with pytest.raises(ConfigError, match="has no parameter .mass. to randomize"):
         ant[1].randomize({"mass": 2.0})

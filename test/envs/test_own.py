@@ -1,4 +1,4 @@
-"""Environments of one's own: by module:Class, by a file, and as an object."""
+"""Custom environments: by module:Class, by a file, and as an object."""
 
 import shutil
 from pathlib import Path
@@ -61,7 +61,7 @@ QUICK = {
 
 @pytest.fixture
 def worlds(tmp_path, monkeypatch):
-    """A folder with an environment of one's own, in which one is."""
+    """The current directory, with a custom environment."""
     folder = tmp_path / "here"
     folder.mkdir()
     (folder / "my_reach.py").write_text(REACH)
@@ -71,7 +71,7 @@ def worlds(tmp_path, monkeypatch):
 
 
 class TestByName:
-    def test_what_a_recipes_world_needs_stands_in_nobodys_way(self, worlds):
+    def test_env_settings_of_the_recipe_do_not_apply_to_a_custom_env(self, worlds):
         """Connect Four's recipe has two workers."""
         config = load_config(
             "pettingzoo_connect_four_ippo", ["env.library=my_reach:Reach", "env.max_steps=5"]
@@ -81,7 +81,7 @@ class TestByName:
         assert env.rollout(2)["rover", "observation"].shape == (2, 2, 2, 1)
 
     @pytest.mark.parametrize("library", ["my_reach:Reach", "my_reach.py:Reach"])
-    def test_trains_is_measured_and_resumed(self, library, worlds, capsys, monkeypatch):
+    def test_custom_env_trains_evaluates_and_resumes(self, library, worlds, capsys, monkeypatch):
         run = worlds / "run"
         texts = [f"env.library={library}", "env.kwargs.n_rovers=3", f"folder={run}", *SMALL]
         assert main(["train", "toy_arena_mappo", *texts]) == 0
@@ -105,7 +105,7 @@ class TestByName:
             env.reset()["rover", "observation"], again.reset()["rover", "observation"]
         )
 
-    def test_what_makes_a_world_of_pettingzoo(self):
+    def test_pettingzoo_factory_by_name(self):
         pytest.importorskip("mpe2")
         env = make_env("mpe2.simple_spread_v3:parallel_env", num_envs=2, seed=0, N=2)
         assert env.rollout(3)["agent", "observation"].shape[:3] == (2, 3, 2)
@@ -121,24 +121,24 @@ class TestByName:
             ("my_reach:few", r"returns batch size \[2\], expected .* \[3\]"),
         ],
     )
-    def test_what_is_refused(self, library, message, worlds):
+    def test_invalid_names_raise(self, library, message, worlds):
         with pytest.raises(ConfigError, match=message):
             make_env(EnvConfig(library=library, max_steps=None), num_envs=3)
 
-    def test_a_file_without_what_makes_the_world(self, worlds):
+    def test_file_without_a_class_name_raises(self, worlds):
         with pytest.raises(ConfigError, match=r"such as env\.library=my_reach\.py:MyEnv"):
             load_config("toy_arena_mappo", ["env.library=my_reach.py"])
 
-    def test_a_setting_that_the_class_does_not_take(self, worlds):
+    def test_setting_that_the_class_does_not_take_raises(self, worlds):
         with pytest.raises(ConfigError, match="env.info is True, but Reach takes no 'info'"):
             make_env("my_reach:Reach", num_envs=2, info=True)
 
-    def test_a_module_that_raises(self, worlds):
+    def test_module_that_fails_to_import_raises(self, worlds):
         (worlds / "my_broken.py").write_text("1 / 0\n")
         with pytest.raises(ConfigError, match="cannot be imported .ZeroDivisionError"):
             make_env("my_broken:Reach", num_envs=2)
 
-    def test_nothing_is_imported_before_it_is_asked_for(self, worlds):
+    def test_config_is_read_without_importing_the_module(self, worlds):
         (worlds / "my_trap.py").write_text("raise SystemExit('imported')\n")
         assert load_config("toy_arena_mappo", ["env.library=my_trap:Reach"]).env.name == "Reach"
         with pytest.raises(ConfigError, match="no module 'my_trab'"):
@@ -148,12 +148,12 @@ class TestByName:
 class TestScenarioFiles:
     @pytest.fixture
     def scenario(self, worlds):
-        """VMAS's own scenario as a file of one's own: it must play as that does."""
+        """A copy of a VMAS scenario in a user's file; it must behave the same."""
         vmas = pytest.importorskip("vmas")
         shutil.copy(Path(vmas.__file__).parent / "scenarios" / "dropout.py", worlds / "mine.py")
         return "mine.py"
 
-    def test_plays_as_the_named_one_to_the_bit(self, scenario):
+    def test_scenario_file_equals_the_named_scenario_bit_for_bit(self, scenario):
         settings = {"num_envs": 3, "seed": 5, "max_steps": 4, "n_agents": 2}
         mine, named = VmasEnv(scenario, **settings), VmasEnv("dropout", **settings)
         torch.manual_seed(0)
@@ -167,7 +167,7 @@ class TestScenarioFiles:
         mine.restore(saved)
         assert before.shape == (3, 2)
 
-    def test_trains_and_goes_on_from_another_folder(self, scenario, worlds, monkeypatch):
+    def test_scenario_file_resumes_from_another_folder(self, scenario, worlds, monkeypatch):
         run = worlds / "run"
         texts = [f"env.name={scenario}", "env.kwargs.n_agents=2", f"folder={run}", *SMALL]
         assert main(["train", "vmas_balance_mappo", *texts]) == 0
@@ -178,7 +178,7 @@ class TestScenarioFiles:
             checkpoint.unlink()
         assert main(["train", "--resume", str(run)]) == 0
 
-    def test_arguments_are_checked_as_those_of_named_ones(self, scenario, worlds):
+    def test_arguments_of_scenario_files_are_checked(self, scenario, worlds):
         with pytest.raises(ConfigError, match="no argument 'n_agent'; did you mean 'n_agents'"):
             load_config("vmas_balance_mappo", [f"env.name={scenario}", "env.kwargs.n_agent=2"])
         (worlds / "empty.py").write_text("")
@@ -190,7 +190,7 @@ class TestScenarioFiles:
 
 
 class TestObjects:
-    def test_a_name(self, worlds):
+    def test_train_with_the_name_of_an_environment(self, worlds):
         run = torchrl_marl.train(
             "toy_arena_mappo", env="toy/two_step_game", folder="run", **QUICK,
             **{"env.num_envs": 4, "env.max_steps": 5},
@@ -198,7 +198,7 @@ class TestObjects:
         assert (run.config.env.library, run.config.env.name) == ("toy", "two_step_game")
         assert run.config.env.kwargs == {}
 
-    def test_a_world_of_pettingzoo_is_copied(self, worlds):
+    def test_pettingzoo_environment_is_copied(self, worlds):
         mpe2 = pytest.importorskip("mpe2.simple_speaker_listener_v4")
         world = mpe2.parallel_env(max_cycles=5)
         run = torchrl_marl.train(
@@ -211,12 +211,12 @@ class TestObjects:
         loaded = torchrl_marl.training.Run.load(run.folder, env=world)
         assert loaded.evaluate(episodes=2)["return_mean"] == run.evaluate(episodes=2)["return_mean"]
 
-    def test_what_makes_a_world(self):
+    def test_pettingzoo_modules_and_factories(self):
         mpe2 = pytest.importorskip("mpe2.simple_spread_v3")
         for maker in (mpe2, mpe2.parallel_env, mpe2.env):
             assert make_env(maker, num_envs=2, seed=0).batch_size == (2,)
 
-    def test_a_world_that_cannot_be_copied(self):
+    def test_environment_that_cannot_be_copied_raises(self):
         mpe2 = pytest.importorskip("mpe2.simple_spread_v3")
         world = mpe2.parallel_env()
 
@@ -237,13 +237,13 @@ class TestObjects:
             ("gym/x", "env.library is 'gym', expected vmas"),
         ],
     )
-    def test_what_is_refused(self, env, message):
+    def test_invalid_environment_objects_raise(self, env, message):
         pytest.importorskip("vmas")
         with pytest.raises(ConfigError, match=message):
             torchrl_marl.train("toy_arena_mappo", env=env)
 
 
 @pytest.mark.parametrize("value", ["yes", "no", 1, None])
-def test_a_text_is_neither_true_nor_false(value):
+def test_non_boolean_continuous_actions_raise(value):
     with pytest.raises(ConfigError, match="continuous_actions is .*, expected True or False"):
         make_env("toy/arena", num_envs=2, continuous_actions=value)

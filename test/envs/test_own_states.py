@@ -1,4 +1,4 @@
-"""States of the agents' own, from the declaration to a batch."""
+"""Agent states, from the declaration to a batch."""
 
 import pytest
 import torch
@@ -16,9 +16,9 @@ KINDS = [("rover", Unbounded((2,))), ("drone", None)]
 
 
 class Walk(MarlEnv):
-    """Two rovers and a drone walk; each sees its place, its critic also where the others are.
+    """Two rovers and a drone walk; each observes its position, its critic also the others'.
 
-    A rover's state: its place and the other rover's. The drone's: those of all.
+    State of a rover: its position and the other rover's. State of the drone: all positions.
     """
 
     def __init__(self, num_envs=4, seed=0, max_steps=5, sizes=(2, 3), one_group=True, **given):
@@ -52,7 +52,7 @@ class Walk(MarlEnv):
 
 
 @pytest.mark.parametrize("one_group", [True, False])
-def test_states_are_given_as_declared(one_group):
+def test_agent_states_match_their_specs(one_group):
     """Stacked lazily in one group, since their sizes differ; before each step and after it."""
     env = Walk(one_group=one_group)
     check_env_specs(env)
@@ -93,7 +93,7 @@ def test_states_of_one_size_are_a_dense_leaf():
     assert groups == Walk(one_group=False).team.groups
 
 
-def test_a_reset_of_some_keeps_the_states_of_the_others():
+def test_partial_reset_keeps_the_states_of_running_envs():
     env = Walk(one_group=False)
     before = env.rollout(3)[:, -1]["next"].exclude("reward")
     again = torch.tensor([[True], [False], [True], [False]])
@@ -103,7 +103,7 @@ def test_a_reset_of_some_keeps_the_states_of_the_others():
     assert torch.equal(after["drone", "state"][:, 0, 0], after["rover", "observation"][:, 0, 0])
 
 
-def test_a_snapshot_has_the_states():
+def test_snapshot_restores_agent_states():
     env = Walk()
     env.rollout(2)
     saved = env.snapshot()
@@ -117,7 +117,7 @@ def test_a_snapshot_has_the_states():
 
 
 @pytest.mark.parametrize("value", [{}, None, 3])
-def test_what_is_no_snapshot_is_refused(value):
+def test_invalid_snapshot_is_refused(value):
     with pytest.raises(SimulatorStateError, match=r"Walk.restore: found .* without 'world', exp"):
         Walk().restore(value)
 
@@ -138,12 +138,12 @@ def test_graphs_give_the_states_of_eager_steps():
         ({"drone": None}, r"\('team', 'drone', 'state'\) is nothing, expected shape"),
     ],
 )
-def test_a_state_that_is_not_as_declared_is_named(given, message):
+def test_state_that_contradicts_its_spec_raises(given, message):
     with pytest.raises(SpecError, match=message):
         Walk(**given).reset()
 
 
-def test_a_state_that_was_not_declared_is_named():
+def test_undeclared_or_missing_state_raises():
     with pytest.raises(SpecError, match=r"\('rover', 'state'\), which was not declared"):
         Walk(sizes=(None, None), one_group=False).reset()
     with pytest.raises(SpecError, match=r"returned no \('rover', 'state'\)"):
@@ -152,7 +152,7 @@ def test_a_state_that_was_not_declared_is_named():
         env.reset()
 
 
-def test_all_kinds_of_a_group_have_states_or_none():
+def test_state_specs_of_some_kinds_only_are_refused():
     with pytest.raises(ConfigError, match="'rover' has a state_spec, 'drone' has no state_spec"):
         Walk(sizes=(2, None))
     kinds = [AgentSpec(name, 1, Unbounded((1,)), PUSH, state_spec=own) for name, own in KINDS]
@@ -163,6 +163,6 @@ def test_all_kinds_of_a_group_have_states_or_none():
 @pytest.mark.parametrize(
     "spec", [Composite(x=Unbounded((2,))), Categorical(4), Unbounded(()), torch.zeros(3)]
 )
-def test_an_agents_state_is_a_tensor_of_floats(spec):
+def test_agent_state_spec_must_be_a_float_tensor(spec):
     with pytest.raises(ValueError, match="agent 'rover': state_spec is .*, expected one of floats"):
         AgentSpec("rover", 1, Unbounded((1,)), PUSH, state_spec=spec)

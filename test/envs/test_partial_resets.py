@@ -1,4 +1,4 @@
-"""Resets of some envs, snapshots, and what all envs share."""
+"""Partial resets, snapshots, and state that all envs share."""
 
 from weakref import WeakKeyDictionary
 
@@ -24,7 +24,7 @@ def _nothing_known(monkeypatch):
 
 
 class Worlds(MarlEnv):
-    """Keeps its state in every way that a partial reset must cope with."""
+    """Keeps its state in every way that a partial reset must handle."""
 
     def __init__(self, num_envs=3, on_reset=None, **kwargs):
         super().__init__(num_envs, **kwargs)
@@ -63,7 +63,7 @@ def reset_first(env):
     return env.reset(td.clone()), td
 
 
-def test_a_partial_reset_keeps_views_and_constants():
+def test_partial_reset_keeps_views_and_constants():
     env = Worlds(seed=0)
     *_, td = play(env, 1)
     memory, things, buffer = env.memory.clone(), env.things["a"].clone(), env.buffer.clone()
@@ -82,7 +82,7 @@ def test_a_partial_reset_keeps_views_and_constants():
     assert env.steps.tolist() == [0, 1, 1]
 
 
-def test_a_snapshot_keeps_views():
+def test_snapshot_keeps_views():
     env = Worlds(seed=0)
     env.reset()
     snapshot = env.snapshot()
@@ -105,7 +105,7 @@ def set_to(name, value):
         (set_to("scalar", lambda env: env.scalar + 1), "changes scalar from 1 to 2"),
         (set_to("shared", lambda env: torch.rand(5)), r"writes shared, \[5\] before"),
         (set_to("single", lambda env: torch.rand(())), r"writes single, \[\] before"),
-        # As many rows as envs, and yet a table that they share.
+        # A table with as many rows as envs, which all of them share.
         (set_to("square", lambda env: torch.rand(3, 3)), r"writes square, \[3, 3\] before"),
         (lambda env: env.square.uniform_(), r"writes square, \[3, 3\] before"),
         (set_to("goal", lambda env: env.things if env.scalar else env.rows), None),
@@ -116,7 +116,7 @@ def set_to(name, value):
         ),
     ],
 )
-def test_a_reset_of_what_all_envs_share_is_refused(on_reset, message):
+def test_partial_reset_that_writes_shared_state_is_refused(on_reset, message):
     env = Worlds(on_reset=on_reset, seed=0)
     if message is None:
         reset_first(env)
@@ -125,7 +125,7 @@ def test_a_reset_of_what_all_envs_share_is_refused(on_reset, message):
         reset_first(env)
 
 
-def test_what_holds_the_envs_is_found_without_a_trace():
+def test_probing_for_batched_state_has_no_side_effects():
     drawn = []
     for probed in (False, True):
         env, before = Worlds(seed=0), rng_states()
@@ -141,7 +141,7 @@ def test_what_holds_the_envs_is_found_without_a_trace():
     assert_same(*drawn)
 
 
-def test_worlds_that_are_alike_are_probed_once(monkeypatch):
+def test_equal_environments_are_probed_once(monkeypatch):
     probed, plain = [], graphs.slots_of_envs
     monkeypatch.setattr(graphs, "slots_of_envs", lambda *args: probed.append(1) or plain(*args))
 
@@ -155,10 +155,10 @@ def test_worlds_that_are_alike_are_probed_once(monkeypatch):
     assert slots(seed=5) == slots(seed=0) == first and len(probed) == 1
     for n, world in enumerate([{"num_envs": 4}, {"square": 4}, {"on_reset": print}], 2):
         assert slots(**world)["memory",] and len(probed) == n
-    assert slots(on_reset=print) and len(probed) == 5  # nobody knows what a function does
+    assert slots(on_reset=print) and len(probed) == 5  # functions cannot be compared
 
 
-def test_a_slot_that_no_probe_has_is_refused():
+def test_write_to_unprobed_attribute_is_refused():
     env = Worlds(seed=0)
     env.later = torch.zeros(3)
     env.on_reset = set_to("later", lambda env: torch.ones(3))
@@ -175,7 +175,7 @@ class OneSize(Worlds):
         super().__init__(3, seed=0)
 
 
-def test_a_world_of_one_size_plays_without_a_word():
+def test_fixed_size_environment_resets_without_warning():
     env, before = OneSize(), rng_states()
     drawn = env.random_state.state_dict()
     with torch.random.fork_rng():
@@ -186,7 +186,7 @@ def test_a_world_of_one_size_plays_without_a_word():
     assert after["car", "observation"].shape == (3, 1, 1)
 
 
-def test_a_table_in_a_world_of_one_size_is_told():
+def test_ambiguous_table_in_a_fixed_size_environment_warns():
     class Landmarks(OneSize):
         def _reset(self, tensordict):
             self.places = torch.rand(3)  # of three landmarks, not of three envs
@@ -207,7 +207,7 @@ def test_a_table_in_a_world_of_one_size_is_told():
 
 
 @pytest.mark.parametrize("make", [lambda cls: cls(3, seed=0), lambda cls: cls(num_envs=3, seed=0)])
-def test_a_world_that_hands_its_arguments_on_is_built_in_other_sizes(make):
+def test_env_that_forwards_its_arguments_is_built_in_other_sizes(make):
     class HandsOn(Worlds):
         def __init__(self, *args, extra=1, **kwargs):
             super().__init__(*args, **kwargs)
@@ -217,14 +217,14 @@ def test_a_world_that_hands_its_arguments_on_is_built_in_other_sizes(make):
     assert {(".".join(path)): x for path, x in env._slots_of_envs().items()}["square"] is False
 
 
-def test_a_generator_of_its_own_cannot_be_saved():
+def test_snapshot_with_a_generator_is_refused():
     env = Counting()
     env.generator = torch.Generator()
     with pytest.raises(SimulatorStateError, match="generator is a Generator"):
         env.snapshot()
 
 
-def test_nothing_of_torchrl_counts_as_the_world():
+def test_torchrl_attributes_are_not_simulator_state():
     env = Counting(3, max_steps=2)
     TransformedEnv(env, RewardSum()).rollout(5, break_when_any_done=False)
     check_env_specs(env)

@@ -34,12 +34,12 @@ def test_groups_are_prefixes_of_the_ids():
         ({"x": ["bob_0", "bob_1"], "y": ["alice", "bob_0"]}, "'bob_0' is in 'x' and 'y'"),
     ],
 )
-def test_a_wrong_group_map_is_refused(group_map, words):
+def test_invalid_group_map_is_refused(group_map, words):
     with pytest.raises(ConfigError, match=words):
         PettingZooEnv(Script("bob_0 bob_1 alice", [{}]), group_map=group_map)
 
 
-def test_a_group_of_agents_that_differ():
+def test_heterogeneous_group():
     world = Script(
         "bob_0 bob_1 eve bob_2",
         [{"earns": {"eve": 2.0}}],
@@ -59,7 +59,7 @@ def test_a_group_of_agents_that_differ():
     assert td["next", "agents", "reward"][0, 0, :, 0].tolist() == [0, 0, 2, 0]
 
 
-def test_actions_of_any_form_reach_the_world():
+def test_actions_of_all_spaces_reach_the_environment():
     forms = {
         "a": spaces.Box(-1, 1, (2, 2), np.float64),
         "b": spaces.MultiDiscrete([3, 4]),
@@ -73,7 +73,7 @@ def test_actions_of_any_form_reach_the_world():
     assert all(form.contains(got[agent]) for got in world.got for agent, form in forms.items())
 
 
-def test_dicts_and_images_are_observed():
+def test_dict_and_image_observations():
     kinds = {
         "a": spaces.Dict({"x": spaces.Box(0, 255, (4, 4, 3), np.uint8), "y": spaces.Discrete(3)}),
         "b": spaces.Box(0, 1, (), np.float32),
@@ -93,7 +93,7 @@ def test_dicts_and_images_are_observed():
     assert td["next", "state"].shape == (1, 2, 4 * 4 * 3 + 1 + 1)
 
 
-def test_choices_are_observed_from_zero_on():
+def test_discrete_observations_start_at_zero():
     kinds = {
         "a": spaces.Discrete(3, start=5),
         "b": spaces.MultiDiscrete([3, 4], start=[1, -1]),
@@ -106,7 +106,7 @@ def test_choices_are_observed_from_zero_on():
     assert seen == [[2], [2, 0], [1, 0, 0, 0, 1, 0]]
 
 
-def test_the_state_is_the_worlds_or_all_observations():
+def test_state_is_from_the_environment_or_the_observations():
     class Stateful(Script):
         def state(self):
             return np.array([[self.t, 7]])
@@ -123,7 +123,7 @@ def test_the_state_is_the_worlds_or_all_observations():
 # --------------------------------------------------------------------------------- infos, masks
 
 
-def test_infos_that_come_and_go():
+def test_infos_that_are_missing_in_some_steps():
     infos = [{"ping": 1}, {"pong": np.float64(2.5), "name": "x"}, {"ping": True, "pong": "lost"}]
     world = Script("bob_0", [{}], infos=infos)
     td = roll(world, 3, max_steps=3, info=True)
@@ -137,7 +137,7 @@ def test_infos_that_come_and_go():
     assert "info" not in td["bob"].keys()
 
 
-def test_an_info_that_nobody_was_told_is_warned_of():
+def test_requested_info_that_never_appears_warns():
     world = Script("bob_0", [{}], infos=[{"ping": 1}])
     with pytest.warns(UserWarning, match="the info 'pang' .* there were 'ping'"):
         td = roll(world, 1, max_steps=3, info=["pang", "ping"])
@@ -145,7 +145,7 @@ def test_an_info_that_nobody_was_told_is_warned_of():
     assert td["next", "bob", "info", "ping"].eq(1).all()
 
 
-def test_who_comes_late_has_an_action_mask_too():
+def test_late_agents_have_an_action_mask():
     masks = [{"action_mask": np.array([0, 1], np.int8)}]
     world = Script("bob_0 bob_1", [{"agents": "bob_0 bob_1"}], first="bob_0", infos=masks)
     td = PettingZooEnv(world, seed=0, max_steps=9).rollout(9)
@@ -187,15 +187,14 @@ def test_action_masks(where):
     assert all(got["bob_0"] in (1, 2) for got in world.got)
 
 
-# -------------------------------------------------------------------------- environments of one's
-# own
+# ----------------------------------------------------------------------------- custom environments
 
 
 def make_script(n=2):
     return Script(" ".join(f"bob_{i}" for i in range(n)), [{}])
 
 
-def test_a_factory_an_object_and_a_module():
+def test_env_from_a_factory_an_object_or_a_module():
     assert PettingZooEnv(make_script, n=3, num_envs=2).team.n_agents == 3
     world = make_script()
     env = PettingZooEnv(world, max_steps=3)
@@ -209,7 +208,7 @@ def test_a_factory_an_object_and_a_module():
     assert PettingZooEnv(module, N=2).team.n_agents == 2
 
 
-def test_a_world_that_cannot_be_copied_asks_for_a_callable():
+def test_environment_that_cannot_be_copied_needs_a_factory():
     world = make_script()
     world.lock = __import__("threading").Lock()
     PettingZooEnv(world)
@@ -220,7 +219,7 @@ def test_a_world_that_cannot_be_copied_asks_for_a_callable():
 @pytest.mark.parametrize(
     "name", ["mpe2/simple_spread", "classic/tictactoe", "rware/rware-tiny-2ag"]
 )
-def test_a_name_without_a_version_is_the_newest(name):
+def test_name_without_a_version_selects_the_newest(name):
     pytest.importorskip(name.partition("/")[0].replace("classic", "pettingzoo"))
     assert make_env(f"pettingzoo/{name}", num_envs=1, max_steps=2, seed=0).rollout(2).shape == (
         1,
@@ -228,7 +227,7 @@ def test_a_name_without_a_version_is_the_newest(name):
     )
 
 
-def test_make_env_builds_it():
+def test_make_env_builds_pettingzoo_environments():
     env = make_env("pettingzoo/mpe2/simple_spread_v3", num_envs=2, seed=0, N=2)
     assert isinstance(env, PettingZooEnv) and env.batch_size == (2,)
     assert env.team.n_agents == 2 and not env.team.groups["agent"].discrete
@@ -236,11 +235,10 @@ def test_make_env_builds_it():
     assert env.team.groups["agent"].discrete
 
 
-# --------------------------------------------------------------------------------- real
-# environments
+# ------------------------------------------------------------------------------- real environments
 
 
-def test_mujoco_with_infos_that_reset_does_not_have():
+def test_mujoco_infos_that_are_missing_at_reset():
     env = PettingZooEnv("gymnasium_robotics/Ant", agent_conf="2x4", info=True, seed=0)
     td = env.rollout(80, break_when_any_done=False)
     assert td["next", "terminated"].any() and td["next", "agent", "reward"].dtype == torch.float32
@@ -259,7 +257,7 @@ def test_knights_die_one_by_one():
     assert mask.all(-1).any() and (mask.any(-1) & ~mask.all(-1)).any()
 
 
-def test_no_window_no_greeting_no_warning():
+def test_building_opens_no_window_and_prints_nothing():
     program = (
         "import warnings; warnings.simplefilter('error'); "
         "from torchrl_marl.envs.pettingzoo.build import maker_of; "
@@ -273,7 +271,7 @@ def test_no_window_no_greeting_no_warning():
         PettingZooEnv("sisl/pursuit_v5").rollout(2)
 
 
-def test_an_episode_that_the_world_began_anew_is_not_begun_again(monkeypatch):
+def test_auto_reset_in_step_is_not_repeated_by_maybe_reset(monkeypatch):
     env = PettingZooEnv("mpe2/simple_spread_v3", num_envs=2, max_steps=2, seed=0)
     td = env.rollout(1)[:, -1]
     begun = []
@@ -287,8 +285,8 @@ def test_an_episode_that_the_world_began_anew_is_not_begun_again(monkeypatch):
     td = env.step(env.rand_action(env.step_mdp(td)))
     assert td["next", "done"].all()
     carried = env.maybe_reset(env.step_mdp(td))
-    assert not begun  # the step did, once for each environment
-    # Who asks for a new episode in the middle of one gets it.
+    assert not begun  # the step has reset each environment once
+    # A reset in the middle of an episode is carried out.
     env.step(env.rand_action(carried))
     env.reset(TensorDict({"_reset": torch.tensor([[False], [True]])}, [2]))
     assert begun == [[False, True]]

@@ -19,7 +19,7 @@ from torchrl_marl.errors import NonFiniteError, WorkerError
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_global_generators_are_a_copys_own(workers):
+def test_copies_have_separate_global_generators(workers):
     def observed(**kwargs):
         env = PettingZooEnv(
             lambda: Gambler("bob_0", [{}]), num_envs=3, seed=0, max_steps=3, **kwargs
@@ -35,7 +35,7 @@ def test_global_generators_are_a_copys_own(workers):
     assert first.unique().numel() == first.numel()
 
 
-def test_a_world_that_draws_while_it_is_built():
+def test_random_draws_of_the_constructor_are_seeded():
     def drawn(seed, workers):
         env = PettingZooEnv(lambda: Drawn("bob_0", [{}]), num_envs=2, seed=seed, workers=workers)
         seen = env.reset()["bob", "observation"]
@@ -49,7 +49,7 @@ def test_a_world_that_draws_while_it_is_built():
     assert (before[0] == np.random.get_state()[1]).all() and before[1] == random.getstate()
 
 
-def test_a_snapshot_of_a_world_that_pickles_its_arguments_only():
+def test_snapshot_of_env_that_pickles_only_its_arguments():
     env = PettingZooEnv("mpe2/simple_spread_v3", num_envs=2, seed=0, max_cycles=7)
     td = env.rollout(4, break_when_any_done=False)[:, -1]["next"]
     saved = env.snapshot()
@@ -69,7 +69,7 @@ def test_a_snapshot_of_a_world_that_pickles_its_arguments_only():
 
 
 @pytest.mark.parametrize("workers", [0, 2])  # two, of which one plays two copies
-def test_every_episode_begins_with_a_seed_of_its_own(workers):
+def test_every_episode_has_a_new_seed(workers):
     env = PettingZooEnv(
         lambda: OwnSource("bob_0", [{}]), num_envs=3, seed=0, max_steps=2, workers=workers
     )
@@ -83,7 +83,7 @@ def test_every_episode_begins_with_a_seed_of_its_own(workers):
     assert torch.equal(seen, again)
 
 
-def test_a_restored_copy_goes_on_with_the_seeds_that_would_have_come():
+def test_restored_copy_continues_the_sequence_of_seeds():
     env = PettingZooEnv(lambda: OwnSource("bob_0", [{}]), num_envs=2, seed=0, max_steps=2)
     env.rollout(5, break_when_any_done=False)
     saved = env.snapshot()
@@ -94,7 +94,7 @@ def test_a_restored_copy_goes_on_with_the_seeds_that_would_have_come():
     assert torch.equal(found["next", "bob", "observation"], expected["next", "bob", "observation"])
 
 
-def test_hanabi_deals_the_same_cards_again():
+def test_hanabi_deals_are_reproducible():
     def dealt():
         env = PettingZooEnv("classic/hanabi_v5", num_envs=2, seed=3)
         legal = torch.Generator().manual_seed(0)
@@ -111,7 +111,7 @@ def test_hanabi_deals_the_same_cards_again():
     assert (first["player", "observation"] == second["player", "observation"]).all()
 
 
-def test_a_world_that_cannot_be_closed_is_used_with_one_warning():
+def test_failing_close_warns_once():
     class Clinging(Script):
         def close(self):
             raise OSError("no window")
@@ -126,7 +126,7 @@ def test_a_world_that_cannot_be_closed_is_used_with_one_warning():
 # --------------------------------------------------------------------------------- many copies
 
 
-def test_a_copy_that_raises_is_named_or_begun_anew():
+def test_copy_that_raises_is_named_or_restarted():
     def env(**kwargs):
         return PettingZooEnv(
             lambda: Faulty("bob_0 bob_1", [{"earns": {"bob_0": 1.0}}]), num_envs=2, **kwargs
@@ -139,14 +139,14 @@ def test_a_copy_that_raises_is_named_or_begun_anew():
         td = again.rollout(6, break_when_any_done=False)
     assert again.restarts == 2
     next_ = td["next"]
-    # The step in which it failed tells nothing but an end, with what was seen last.
+    # The failed step is truncated and repeats the last observation.
     assert next_["truncated"][0, :, 0].tolist() == [False] * 3 + [True] + [False] * 2
     assert next_["bob", "reward"][0, :, 0, 0].tolist() == [1, 1, 1, 0, 1, 1]
     assert next_["bob", "observation"][0, :, 0, 1].tolist() == [1, 2, 3, 3, 1, 2]
     assert next_["bob", "mask"].all()
 
 
-def test_a_mistake_in_a_world_is_not_mended_by_a_restart():
+def test_programming_error_in_env_is_not_restarted():
     world = Script("bob_0", None)  # has no steps
     with pytest.raises(
         WorkerError, match=r"Copy 0 of Script raised TypeError: .*; fix the environment"
@@ -162,7 +162,7 @@ def test_a_mistake_in_a_world_is_not_mended_by_a_restart():
         ("begin", "no second life; it failed 3 times in step 1 of its episode 2 after"),
     ],
 )
-def test_a_copy_that_always_fails_in_the_same_step_is_given_up(where, words, workers):
+def test_copy_that_fails_three_times_in_one_step_raises(where, words, workers):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         env = PettingZooEnv(
@@ -175,14 +175,14 @@ def test_a_copy_that_always_fails_in_the_same_step_is_given_up(where, words, wor
 
 
 @pytest.mark.parametrize("error", [KeyError, AssertionError, ImportError])
-def test_a_mistake_of_a_program_is_never_restarted(error):
+def test_types_of_programming_errors_are_not_restarted(error):
     env = PettingZooEnv(lambda: Breaking("step", error), restart_workers=True, max_steps=6)
     with pytest.raises(WorkerError, match=f"raised {error.__name__}.*; fix the environment"):
         env.rollout(9)
     assert env.restarts == 0
 
 
-def test_an_action_that_is_not_finite_does_not_reach_the_world():
+def test_non_finite_action_raises_before_the_step():
     world = Script("bob_0 bob_1", [{}], action=dict.fromkeys(["bob_0", "bob_1"], BOX))
     env = PettingZooEnv(world, restart_workers=True, max_steps=6)
     td = env.rand_action(env.reset())
@@ -193,7 +193,7 @@ def test_an_action_that_is_not_finite_does_not_reach_the_world():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_many_copies_in_processes_give_the_same(workers):
+def test_results_do_not_depend_on_workers(workers):
     env = PettingZooEnv(
         "mpe2/simple_speaker_listener_v4", num_envs=3, seed=3, workers=workers, max_cycles=5
     )
@@ -215,7 +215,7 @@ def test_seeds_of_copies_differ():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads what a process has loaded from /proc")
-def test_a_worker_loads_no_torch():
+def test_worker_does_not_import_torch():
     env = PettingZooEnv("mpe2/simple_spread_v3", num_envs=2, workers=1, seed=0)
     env.rollout(2)
     (worker,) = env._workers._workers
@@ -227,6 +227,6 @@ def test_a_worker_loads_no_torch():
     ("saved", "name"),
     [("lives", "LifeCycle"), ("own_random", "OwnRandom"), ("one_copy", "CopyPlan")],
 )
-def test_a_snapshot_names_modules_as_they_were_called_when_it_was_saved(saved, name):
+def test_snapshots_with_old_module_names_can_be_unpickled(saved, name):
     found = unpickled(f"ctorchrl_marl.envs.pettingzoo.{saved}\n{name}\n.".encode())
     assert found.__name__ == name and found.__module__.startswith("torchrl_marl.envs.pettingzoo")

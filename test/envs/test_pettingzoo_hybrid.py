@@ -1,4 +1,4 @@
-"""Tuple and Dict actions of PettingZoo's environments: choices and numbers in one action."""
+"""Tuple and Dict actions of PettingZoo: discrete and continuous parts in one action."""
 
 import numpy as np
 import pytest
@@ -75,7 +75,7 @@ class Drivers(ParallelEnv):
 
 
 @pytest.mark.parametrize("kind", SPACES)
-def test_the_environment_gets_its_own_actions(kind):
+def test_env_receives_actions_in_its_own_format(kind):
     made = []
 
     def make():
@@ -108,7 +108,7 @@ def test_the_environment_gets_its_own_actions(kind):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", SPACES)
-def test_workers_play_the_same(kind):
+def test_results_do_not_depend_on_workers(kind):
     """In other processes, which import no torch."""
     found = []
     for workers in (0, 2):
@@ -122,8 +122,8 @@ def test_workers_play_the_same(kind):
     assert one["next", "driver", "reward"].max() > 0
 
 
-def test_other_spaces_with_parts():
-    """Choices alone are multi-discrete, numbers alone continuous."""
+def test_purely_discrete_or_continuous_parts():
+    """Discrete parts alone are multi-discrete, continuous parts alone are continuous."""
     bounds = {"a": Box(-1, 1, (2, 2)), "b": Box(0, 3, ())}
     numbers = hybrid_spec_of("x", Dict(bounds))
     assert numbers.shape == (5,) and numbers.space.high.tolist() == [1.0, 1.0, 1.0, 1.0, 3.0]
@@ -143,12 +143,12 @@ def test_other_spaces_with_parts():
     ],
     ids=["integers", "tuple", "dict", "text"],
 )
-def test_other_parts_are_refused(part, message):
+def test_unsupported_parts_are_refused(part, message):
     with pytest.raises(SpecError, match=f"the action of 'driver_0'{message}"):
         hybrid_spec_of("the action of 'driver_0'", Tuple([Discrete(2), part]))
 
 
-def test_agents_of_one_group_have_equal_parts(tmp_path):
+def test_unequal_parts_in_one_group_are_refused(tmp_path):
     class Unequal(Drivers):
         def action_space(self, agent):
             return SPACES["tuple" if agent == "driver_0" else "dict"]
@@ -157,7 +157,7 @@ def test_agents_of_one_group_have_equal_parts(tmp_path):
         torchrl_marl.train("toy_arena_mappo", env=Unequal, folder=tmp_path / "run", **SMALL)
 
 
-def test_algorithms_of_other_actions_are_refused(tmp_path):
+def test_algorithms_without_hybrid_actions_are_refused(tmp_path):
     settings = {**SMALL, "learner": {"algorithm": "masac", "learning_starts": 320}}
     with pytest.raises(ConfigError, match=r"hybrid, \[3\] and 2 numbers, which masac does not"):
         torchrl_marl.train("toy_arena_mappo", env=Drivers, folder=tmp_path / "run", **settings)
@@ -193,7 +193,7 @@ class MaskedDrivers(Drivers):
 
 @pytest.mark.parametrize("kind", SPACES)
 @pytest.mark.parametrize("flat", [True, False])
-def test_masks(kind, flat, tmp_path):
+def test_action_masks_of_hybrid_actions(kind, flat, tmp_path):
     """The environment refuses locked options, also of random actions and of a policy."""
     env = PettingZooEnv(lambda: MaskedDrivers(kind, flat), num_envs=2, seed=0)
     (group,) = torchrl_marl.TeamSpec.from_env(env).groups.values()

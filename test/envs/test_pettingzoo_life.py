@@ -1,4 +1,4 @@
-"""PettingZoo's agents live, wait, die and are cut off; strangers and revenants are refused."""
+"""PettingZoo's agents: masks, done flags, late agents; unknown and returning agents raise."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from torchrl_marl.errors import SpecError
 # ------------------------------------------------------------------------------ life and death
 
 
-def test_a_death_ends_no_episode_and_the_dead_do_not_act():
+def test_death_masks_the_agent_and_does_not_end_the_episode():
     world = Script(
         "bob_0 bob_1",
         [
@@ -40,7 +40,7 @@ def test_a_death_ends_no_episode_and_the_dead_do_not_act():
     assert next_["bob", "observation"][0, 3, 0].tolist() == [0, 4]
 
 
-def test_agents_that_spawn_late_wait_before():
+def test_late_agents_are_masked_until_they_spawn():
     world = Script("bob_0 bob_1", [{}, {"agents": "bob_0 bob_1"}, {}], first="bob_0")
     td = roll(world, 3, max_steps=3)
     assert world.got == [{"bob_0": 1}, {"bob_0": 1}, {"bob_0": 1, "bob_1": 1}]
@@ -50,7 +50,7 @@ def test_agents_that_spawn_late_wait_before():
     assert td["next", "bob", "mask"][0, -1].all()
 
 
-def test_nothing_is_earned_before_birth_and_after_the_end():
+def test_no_rewards_before_spawn_and_after_death():
     world = Script(
         "bob_0 bob_1 bob_2",
         [
@@ -68,13 +68,13 @@ def test_nothing_is_earned_before_birth_and_after_the_end():
     assert rows(td["next"], "bob", "reward") == [[1, 2, 0], [4, 5, 0], [7, 0, 9]] * 2
 
 
-def test_who_never_came_is_not_bootstrapped_at_a_time_limit():
+def test_agents_that_never_spawned_are_not_bootstrapped():
     td = roll(Script("bob_0 bob_1", [{}], first="bob_0"), 2, max_steps=2)["next"]
     assert rows(td, "bob", "mask") == [[True, False], [True, False]]
     assert rows(td, "bob", "truncated") == [[False, False], [True, True]]
 
 
-def test_agents_act_at_their_own_pace():
+def test_agents_may_act_in_different_steps():
     world = Script(
         "bob_0 bob_1",
         [
@@ -88,7 +88,7 @@ def test_agents_act_at_their_own_pace():
     assert rows(td, "bob", "mask") == [[True, True], [True, False], [False, True]]
     next_ = td["next"]
     assert rows(next_, "bob", "reward") == [[1, 5], [0, 7], [0, 0]]
-    # Who waits keeps the last observation; at the time limit it is bootstrapped from.
+    # Waiting agents keep the last observation and are bootstrapped at the time limit.
     times = next_["bob", "observation"][0, ..., 1].tolist()
     assert times == [[1, 0], [1, 2], [3, 2]]
     assert rows(next_, "bob", "mask")[-1] == [True, True]
@@ -103,7 +103,7 @@ def test_agents_act_at_their_own_pace():
         ({"dies": "bob_0 bob_1", "cut": "bob_0 bob_1"}, ([True] * 2, [False] * 2, "terminated")),
     ],
 )
-def test_an_agent_ends_in_one_way(words, expected):
+def test_agent_is_either_terminated_or_truncated(words, expected):
     td = roll(Script("bob_0 bob_1", [{"agents": "", **words}]), 1)["next"]
     found = (
         td["bob", "terminated"][0, 0, :, 0].tolist(),
@@ -115,14 +115,14 @@ def test_an_agent_ends_in_one_way(words, expected):
     assert td["bob", "mask"][0, 0].tolist() == expected[1]
 
 
-def test_both_flags_at_the_worlds_own_time_limit_are_a_truncation():
+def test_both_flags_at_the_time_limit_of_the_env_truncate():
     world = Script("bob_0", [{}, {"agents": "", "dies": "bob_0", "cut": "bob_0"}])
     world.max_cycles = 2
     td = roll(world, 2)["next"]
     assert rows(td, "bob", "truncated") == [[False], [True]] and td["truncated"][0, 1].all()
 
 
-def test_who_was_cut_off_earlier_is_masked_while_others_go_on():
+def test_early_truncated_agent_is_masked_while_others_continue():
     world = Script(
         "bob_0 bob_1", [{"agents": "bob_0", "cut": "bob_1"}, {"agents": "", "dies": "bob_0"}]
     )
@@ -132,29 +132,29 @@ def test_who_was_cut_off_earlier_is_masked_while_others_go_on():
     assert td["truncated"][0, :, 0].tolist() == [False, True]
 
 
-def test_a_world_that_keeps_its_agents_after_the_end_ends():
+def test_episode_ends_even_if_the_env_keeps_its_agents():
     world = Script("bob_0", [{}, {"dies": "bob_0"}])
     td = roll(world, 5)["next"]
     assert td["terminated"][0, :, 0].tolist() == [False, True, False, True, False]
-    assert world.episodes == 4  # one to look at it
+    assert world.episodes == 4  # one of them to inspect the env
 
 
-def test_nobody_comes_back():
+def test_returning_agent_is_refused():
     steps = [{"agents": "bob_0", "dies": "bob_1"}, {}, {"agents": "bob_0 bob_1"}]
     with pytest.raises(SpecError, match="agent 'bob_1' ended and is present again.*new id"):
         roll(Script("bob_0 bob_1", steps), 3)
-    # An environment may keep one for a while.
+    # An ended agent may stay in the list for some steps.
     steps = [{"dies": "bob_1"}, {}, {"agents": "bob_0"}]
     assert not roll(Script("bob_0 bob_1", steps), 3, max_steps=3)["next", "bob", "mask"][
         ..., 1
     ].any()
 
 
-# ------------------------------------------------------------------- agents that are others
+# ------------------------------------------------------------------- agents that change
 
 
 class Says(Script):
-    """Says of one agent's end what it was told to say."""
+    """Returns a given value as a done flag of one agent."""
 
     def __init__(self, agents, flag, which="terminated"):
         super().__init__(agents, [{}])
@@ -213,7 +213,7 @@ CHANGES["a stranger at the begin"][0]._see = lambda agents: dict.fromkeys(
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_world_that_changes_its_agents_is_refused(name):
+def test_environment_that_changes_its_agents_is_refused(name):
     world, words = CHANGES[name]
     with pytest.raises(SpecError, match=f"^Copy 0 of {type(world).__name__}: {words}"):
         roll(world, 3, max_steps=9)
@@ -222,18 +222,18 @@ def test_a_world_that_changes_its_agents_is_refused(name):
 
 
 @pytest.mark.parametrize("flag", [np.bool_(False), 0, np.zeros(1), np.float32(0), None])
-def test_flags_of_any_kind_that_say_no(flag):
+def test_falsy_flags_of_any_type(flag):
     td = roll(Says("bob_0 bob_1", flag), 3, max_steps=9)["next"]
     assert td["bob", "mask"].all() and not td["bob", "done"].any()
 
 
 @pytest.mark.parametrize("flag", [np.bool_(True), 1, np.ones(1), np.float32(1)])
-def test_flags_of_any_kind_that_say_yes(flag):
+def test_truthy_flags_of_any_type(flag):
     td = roll(Says("bob_0 bob_1", flag), 2, max_steps=9)["next"]
     assert rows(td, "bob", "terminated") == [[False, True]] * 2
 
 
-def test_a_flag_of_all_is_no_stranger():
+def test_all_flag_is_not_an_unknown_agent():
     world = changing({"agents": "", "dies": "bob_0 bob_1"})
     step = world.step
 

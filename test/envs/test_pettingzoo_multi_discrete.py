@@ -60,7 +60,7 @@ class Dials(ParallelEnv):
 @pytest.mark.parametrize("binary", [False, True], ids=["MultiDiscrete", "MultiBinary"])
 @pytest.mark.parametrize("algorithm", ["mappo", "happo"])
 def test_each_dial_is_learned(binary, algorithm, tmp_path):
-    """Ten are the most in an episode, five what a coin earns with two positions a dial."""
+    """The most in an episode is ten; random play earns five with two positions a dial."""
     learner = {**SMALL["learner"], "algorithm": algorithm}
     run = torchrl_marl.train(
         "toy_arena_mappo",
@@ -80,7 +80,7 @@ def test_branches(binary):
     assert td[group.action_key].shape == (3, 2, 2) and td[group.action_key].dtype == torch.int64
 
 
-def test_algorithms_of_single_choices_are_refused(tmp_path):
+def test_algorithms_without_multi_discrete_actions_are_refused(tmp_path):
     settings = {**SMALL, "learner": {"algorithm": "iql", "learning_starts": 320}}
     with pytest.raises(ConfigError, match=r"multi-discrete, \[2, 3\]"):
         torchrl_marl.train("toy_arena_mappo", env=Dials, folder=tmp_path / "run", **settings)
@@ -131,7 +131,7 @@ class MaskedDials(Dials):
     [{}, {"flat": False}, {"where": "observation"}, {"binary": True}],
     ids=["infos", "a tuple", "observations", "binary"],
 )
-def test_masks_of_several_choices(kwargs, tmp_path):
+def test_action_masks_of_multi_discrete_actions(kwargs, tmp_path):
     """The environment refuses illegal choices, also of random actions."""
     env = PettingZooEnv(lambda: MaskedDials(**kwargs), num_envs=3, seed=0)
     (group,) = torchrl_marl.TeamSpec.from_env(env).groups.values()

@@ -1,4 +1,4 @@
-"""What an environment of PettingZoo may not give, and arguments that cannot be."""
+"""Invalid outputs of PettingZoo's environments, and invalid arguments."""
 
 import gymnasium.spaces as spaces
 import numpy as np
@@ -11,7 +11,7 @@ from torchrl_marl.errors import ConfigError, MissingExtraError, NonFiniteError, 
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_what_is_not_finite_names_the_copy_and_the_agent(value):
+def test_non_finite_error_names_the_copy_and_the_agent(value):
     world = Script("bob_0 bob_1", [{}, {"shows": {"bob_1": value}}])
     with pytest.raises(NonFiniteError, match="observation of agent 'bob_1' in copy 0"):
         roll(world, 3)
@@ -20,7 +20,7 @@ def test_what_is_not_finite_names_the_copy_and_the_agent(value):
         roll(world, 3)
 
 
-def test_a_state_that_is_not_finite_names_the_copy():
+def test_non_finite_state_error_names_the_copy():
     class Stateful(Script):
         def state(self):
             return np.array([0.0, np.inf if self.t == 2 else 1.0])
@@ -29,14 +29,14 @@ def test_a_state_that_is_not_finite_names_the_copy():
         roll(Stateful("bob_0", [{}]), 3, max_steps=5, state="world")
 
 
-def test_what_the_dead_see_does_not_matter():
+def test_observations_of_dead_agents_are_not_checked():
     world = Script(
         "bob_0 bob_1", [{"agents": "bob_0", "dies": "bob_1", "shows": {"bob_1": np.nan}}]
     )
     assert roll(world, 3, max_steps=3)["next", "bob", "mask"][0, -1].tolist() == [True, False]
 
 
-def test_spaces_that_change_are_refused():
+def test_changing_spaces_are_refused():
     class Growing(Script):
         def observation_space(self, agent):
             return spaces.Box(-100, 100, (2 + (self.episodes > 2),))
@@ -45,7 +45,7 @@ def test_spaces_that_change_are_refused():
         roll(Growing("bob_0", [{"agents": "", "dies": "bob_0"}]), 3)
 
 
-def test_an_observation_of_another_shape_is_refused():
+def test_observation_of_wrong_shape_is_refused():
     class Wrong(Script):
         def _see(self, agents):
             return {a: np.zeros(3) for a in agents}
@@ -65,21 +65,21 @@ def test_an_observation_of_another_shape_is_refused():
         (spaces.Dict({"x": BOX}), np.zeros(2), "has no 'x' .ndarray"),
     ],
 )
-def test_an_observation_that_its_space_does_not_hold_is_refused(space, value, words):
+def test_observation_outside_its_space_is_refused(space, value, words):
     world = Script("bob_0", [{}], observation={"bob_0": space})
     world._see = lambda agents: dict.fromkeys(agents, value)
     with pytest.raises(SpecError, match=f"observation.* of agent 'bob_0' {words}"):
         roll(world, 1)
 
 
-def test_whole_numbers_of_another_dtype_are_observed():
+def test_integer_observations_of_another_dtype_are_accepted():
     world = Script("bob_0", [{}], observation={"bob_0": spaces.Box(0, 255, (2,), np.uint8)})
     assert roll(world, 2, max_steps=2)["next", "bob", "observation"].tolist() == [
         [[[0, 1]], [[0, 2]]]
     ]
 
 
-def test_rewards_are_single_numbers():
+def test_non_scalar_rewards_are_refused():
     world = Script("bob_0 bob_1", [{"earns": {"bob_0": [1.5], "bob_1": np.array(2)}}])
     assert rows(roll(world, 1, max_steps=1)["next"], "bob", "reward") == [[1.5, 2.0]]
     world = Script("bob_0 bob_1", [{"earns": {"bob_0": 1.0, "bob_1": np.ones(2)}}])
@@ -87,14 +87,14 @@ def test_rewards_are_single_numbers():
         roll(world, 1)
 
 
-def test_a_space_of_no_fixed_shape_is_refused():
+def test_space_without_a_fixed_shape_is_refused():
     world = Script("bob_0", [{}], observation={"bob_0": spaces.Sequence(BOX)})
     world._see = lambda agents: dict.fromkeys(agents, ())
     with pytest.raises(SpecError, match="'bob_0'.*Sequence.*wrap"):
         PettingZooEnv(world)
 
 
-def test_a_world_that_never_ends_asks_for_a_time_limit(monkeypatch):
+def test_endless_environment_needs_a_time_limit(monkeypatch):
     monkeypatch.setattr("torchrl_marl.envs.pettingzoo.instance.ENDLESS", 20)
     with pytest.raises(ConfigError, match="^Copy 0 of Script: an episode did not end in 20"):
         roll(Script("bob_0", [{}]), 30)
@@ -115,12 +115,12 @@ def test_a_world_that_never_ends_asks_for_a_time_limit(monkeypatch):
         ("sisl", "'sisl' is not an environment.*'sisl/multiwalker-v"),
     ],
 )
-def test_an_unknown_name_names_the_nearest(name, words):
+def test_unknown_name_suggests_the_nearest(name, words):
     with pytest.raises(ConfigError, match=words):
         PettingZooEnv(name)
 
 
-def test_a_missing_package_has_its_pip_line(monkeypatch):
+def test_missing_package_error_has_a_pip_line(monkeypatch):
     find_spec = __import__("importlib.util").util.find_spec
     gone = {"mpe2", "magent2"}
     monkeypatch.setattr(
@@ -139,13 +139,13 @@ def test_a_missing_package_has_its_pip_line(monkeypatch):
     "wrong",
     [{"max_steps": 2.5}, {"max_steps": True}, {"max_steps": 0}, {"num_envs": 1.5}, {"workers": -1}],
 )
-def test_numbers_are_whole(wrong):
+def test_non_integer_arguments_are_refused(wrong):
     name, value = next(iter(wrong.items()))
     with pytest.raises(ConfigError, match=f"{name} is {value}, expected a whole number"):
         PettingZooEnv("mpe2/simple_spread_v3", **wrong)
 
 
-def test_wrong_arguments_are_refused():
+def test_invalid_arguments_are_refused():
     with pytest.raises(ConfigError, match="n_agents"):
         PettingZooEnv("mpe2/simple_spread_v3", n_agents=3)
     with pytest.raises(ConfigError, match="n_agents with a name or a factory only"):
@@ -160,7 +160,7 @@ def test_wrong_arguments_are_refused():
         PettingZooEnv(dict)
 
 
-def test_a_batch_of_vmas_is_no_environment_of_pettingzoo():
+def test_vmas_environment_is_not_taken_for_pettingzoo():
     """It has ``agents``, ``reset`` and ``step``, too."""
     from vmas import make_env as make_vmas
 

@@ -21,7 +21,7 @@ def values(td, leaf):
     return td["p", leaf].reshape(td.shape[1], -1).tolist()
 
 
-def test_one_moves_and_all_are_seen_and_earn():
+def test_one_agent_acts_and_all_get_observations_and_rewards():
     world = Turns(n_moves=4)
     td = roll(world, 4)
     assert values(td, "mask") == [[True, False], [False, True]] * 2
@@ -39,7 +39,7 @@ def test_one_moves_and_all_are_seen_and_earn():
     ]
 
 
-def test_rewards_are_what_the_world_tells_at_the_next_turn():
+def test_rewards_sum_to_the_cumulative_reward_of_last():
     plan = {i: {"earns": {"p_0": i, "p_1": 10 * i, "p_2": 100 * i}} for i in range(1, 12)}
     world = Turns(3, plan, n_moves=11)
     td = roll(world, 11)
@@ -55,14 +55,14 @@ def test_rewards_are_what_the_world_tells_at_the_next_turn():
         world.step(0)
 
 
-def test_who_acts_without_a_legal_action_shows_it():
-    """Those who act not are shown as free, since somebody may draw for all."""
+def test_action_mask_shows_missing_legal_actions():
+    """Agents that do not act have all actions legal, since policies draw for all agents."""
     td = roll(MaskedTurns(since=0, legal=(0, 0), n_moves=3), 3)
     legal = td["p", "action_mask"].any(-1)
     assert torch.equal(legal, ~td["p", "mask"])
 
 
-def test_a_death_in_the_middle_is_no_end():
+def test_death_does_not_end_the_episode():
     world = Turns(3, {2: {"dies": "p_2", "earns": {"p_2": -5}}, 3: {"cut": "p_0"}}, n_moves=5)
     td = roll(world, 5)
     assert values(td, "mask") == [
@@ -79,19 +79,19 @@ def test_a_death_in_the_middle_is_no_end():
     ]  # fmt: skip
     assert values(next_, "truncated")[2:] == [[True, False, False]] * 3
     assert values(next_, "reward")[1] == [0, 0, -5]
-    # Who died had its step(None) within the same step.
+    # The dead agent had its step(None) within the same step.
     assert world.calls[1][0] == "p_1" and world.calls[2] == ("p_2", None)
     assert next_["p", "observation"][0, 1:3, 2].tolist() == [[2, 2], [0, 0]]
     assert next_["done"].sum() == 1
 
 
-def test_who_waits_at_a_time_limit_is_bootstrapped():
+def test_waiting_agents_are_bootstrapped_at_the_time_limit():
     td = roll(Turns(), 3, max_steps=3)["next"]
     assert values(td, "mask") == [[False, True], [True, False], [True, True]]
     assert values(td, "truncated")[-1] == [True, True] and td["truncated"][0, -1].all()
 
 
-def test_a_world_that_tells_nothing_to_who_waits():
+def test_waiting_agents_keep_their_last_observation():
     td = roll(Turns(blind=True), 3)
     assert td["p", "observation"][0, ..., 1].tolist() == [[0, 0], [0, 1], [2, 1]]
 
@@ -108,7 +108,7 @@ def test_a_world_that_tells_nothing_to_who_waits():
         (lambda world: setattr(world, "agent_selection", "eve"), "'eve' is among the movers"),
     ],
 )
-def test_a_world_that_changes_its_agents_is_refused(change, words):
+def test_environment_that_changes_its_agents_is_refused(change, words):
     class Changing(Turns):
         def observe(self, agent):
             return np.zeros(2, np.float32)
@@ -122,7 +122,7 @@ def test_a_world_that_changes_its_agents_is_refused(change, words):
         roll(Changing(3), 4)
 
 
-def test_who_is_taken_out_with_its_flag_in_one_step_ended():
+def test_agent_removed_in_the_step_of_its_death_is_terminated():
     class Quick(Turns):
         def step(self, action):
             super().step(action)
@@ -135,7 +135,7 @@ def test_who_is_taken_out_with_its_flag_in_one_step_ended():
     assert values(td["next"], "terminated")[:2] == [[False] * 3, [False, False, True]]
 
 
-def test_a_world_that_keeps_who_ended_is_refused():
+def test_selecting_an_ended_agent_again_is_refused():
     world = Turns(plan={1: {"dies": "p_1"}})
     world._was_dead_step = lambda action: None
     with pytest.raises(Exception, match="'p_1' ended and is selected again") as error:
@@ -143,7 +143,7 @@ def test_a_world_that_keeps_who_ended_is_refused():
     assert not isinstance(error.value, WorkerError)
 
 
-def test_a_world_where_all_move_at_once_turn_by_turn():
+def test_parallel_environment_converted_to_turns():
     nothing = dict.fromkeys(["p_0", "p_1", "p_2"], 0.0)
     script = [
         {"earns": {"p_0": 1.0, "p_1": 2.0, "p_2": 4.0}},
@@ -159,7 +159,7 @@ def test_a_world_where_all_move_at_once_turn_by_turn():
     assert td["truncated"][0, :, 0].tolist() == [False] * 11 + [True]
 
 
-def test_both_flags_are_a_truncation_after_the_limits_rounds_only():
+def test_both_flags_truncate_only_at_the_time_limit():
     def ends(moves, limit):
         world = Turns(plan={moves: {"dies": "p_0 p_1", "cut": "p_0 p_1"}}, n_moves=9)
         world.max_cycles = limit
@@ -171,7 +171,7 @@ def test_both_flags_are_a_truncation_after_the_limits_rounds_only():
 
 
 @pytest.mark.parametrize("group_map", [None, {"black": ["p_0"], "white": ["p_1"]}])
-def test_the_movers_mask_in_infos_is_that_of_all(group_map):
+def test_action_mask_in_infos_applies_to_the_acting_agent(group_map):
     world = MaskedTurns()
     env = PettingZooEnv(world, seed=0, group_map=group_map)
     td = env.rollout(12, break_when_any_done=False)
@@ -182,13 +182,13 @@ def test_the_movers_mask_in_infos_is_that_of_all(group_map):
     assert torch.equal(masks[..., 0], ~moves) and masks[..., 1].all()
 
 
-def test_a_mask_that_infos_tell_late_is_refused():
+def test_action_mask_that_is_missing_at_reset_is_refused():
     with pytest.raises(SpecError, match="agent 'p_1' has an action mask.*return it in reset"):
         roll(MaskedTurns(since=1), 3)
 
 
 def play(env, n_games):
-    """Returns of each player and results of whole games, of the copies of an env."""
+    """Returns, last rewards and last movers of complete games."""
     totals = torch.zeros(env.num_envs, 2)
     td, games = env.reset(), []
     while len(games) < n_games:
@@ -206,7 +206,7 @@ def play(env, n_games):
 
 
 @pytest.mark.parametrize("world", ["connect_four_v3", "tictactoe_v3"])
-def test_a_game_is_won_and_lost_in_its_last_step(world):
+def test_result_of_a_game_is_rewarded_in_the_last_step(world):
     env = PettingZooEnv(f"classic/{world}", num_envs=8, seed=0)
     torch.manual_seed(0)
     games = play(env, 60)
@@ -217,14 +217,14 @@ def test_a_game_is_won_and_lost_in_its_last_step(world):
 
 
 @pytest.mark.parametrize("world", ["leduc_holdem_v4", "texas_holdem_v4"])
-def test_chips_are_won_from_the_other(world):
+def test_poker_returns_are_zero_sum(world):
     env = PettingZooEnv(f"classic/{world}", num_envs=4, seed=0)
     games = play(env, 40)
     assert all(sum(total) == 0 and total == last for total, last, _ in games)
     assert any(total[0] for total, *_ in games)
 
 
-def test_an_illegal_move_is_the_worlds_own_business():
+def test_illegal_move_is_handled_by_the_environment():
     env = PettingZooEnv("classic/tictactoe_v3", seed=0)
     td = env.reset()
     for _ in range(2):
@@ -234,7 +234,7 @@ def test_an_illegal_move_is_the_worlds_own_business():
     assert step["next", "player", "reward"].flatten().tolist() == [0, -1]
 
 
-def test_legal_moves_are_those_of_who_moves():
+def test_action_mask_is_that_of_the_acting_agent():
     env = PettingZooEnv("classic/connect_four_v3", seed=0)
     check_env_specs(env)
     td = env.reset()

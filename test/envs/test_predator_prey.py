@@ -1,4 +1,4 @@
-"""Predators and prey: moves, rewards, what is seen, and how long episodes last."""
+"""Predator-prey: moves, rewards, observations and lengths of episodes."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def test_moves_by_hand():
         ((DOWN, DOWN, LEFT), [[1, 0], [2, 2], [1, 1]]),
         ((RIGHT, STAY, STAY), [[1, 1], [2, 2], [1, 1]]),  # two in a cell
         ((LEFT, LEFT, DOWN), [[1, 0], [2, 1], [2, 1]]),
-        ((DOWN, UP, LEFT), [[2, 0], [2, 1], [2, 1]]),  # who is on the prey stays
+        ((DOWN, UP, LEFT), [[2, 0], [2, 1], [2, 1]]),  # a predator on the prey stays
     ):
         td = go(env, td, *actions)
         assert env.predators[0].tolist() == places
@@ -54,7 +54,7 @@ def test_rewards_by_hand(mode, there):
     assert td["terminated"].all() == (mode == "mixed")
 
 
-def test_what_is_seen_by_hand():
+def test_observations_by_hand():
     env, _ = placed([[0, 0], [0, 1], [0, 1]], [1, 1], size=3, vision=1)
     seen = env._observe()["agents"]["observation"].view(3, 3, 3, 12)  # of agent, row, column
     which, prey, predators = seen[..., :10].argmax(-1), seen[..., 10], seen[..., 11]
@@ -67,12 +67,12 @@ def test_what_is_seen_by_hand():
     assert predators[2].tolist() == [[0, 0, 0], [1, 2, 0], [0, 0, 0]]
 
 
-def test_windows_lie_round_their_cells():
+def test_windows_are_centered_on_their_cells():
     assert windows(3, 4, 0).flatten().tolist() == list(range(12))
     assert windows(3, 4, 2)[5].view(5, 5)[:, 2].tolist() == [12, 1, 5, 9, 12]
 
 
-def test_all_start_in_different_cells_which_are_drawn_evenly():
+def test_start_cells_are_distinct_and_drawn_uniformly():
     env = PredatorPrey(2000, n_agents=2, size=2, seed=0)
     env.reset()
     places = torch.cat([env.predators, env.prey], 1)
@@ -94,7 +94,7 @@ def informed(env):
 
 
 class Searching:
-    """Each goes to the nearest cell that nobody has seen; who finds the prey calls all."""
+    """Each goes to the nearest unseen cell; the one that finds the prey calls the others."""
 
     def __init__(self, env):
         rows, columns = torch.meshgrid(*[torch.arange(env.size)] * 2, indexing="ij")
@@ -120,19 +120,19 @@ def mean_length(env, act):
     return lengths.mean().item(), 4 * (lengths.std() / env.num_envs**0.5).item()
 
 
-def test_who_knows_where_the_prey_is_takes_as_long_as_stated():
+def test_informed_policy_matches_the_reference_length():
     env = PredatorPrey(4000, seed=0)
     length, error = mean_length(env, informed)
     assert abs(length - env.informed_length) < error
 
 
-def test_who_shares_the_search_and_is_called_takes_as_long_as_the_docs_say():
+def test_shared_search_matches_the_documented_length():
     env = PredatorPrey(4000, seed=0)
     length, _ = mean_length(env, Searching(env))
     assert abs(length - 8.95) < 0.15
 
 
-def test_an_episode_is_drawn(tmp_path):
+def test_episode_is_drawn(tmp_path):
     env = PredatorPrey(2, n_agents=2, max_steps=3, seed=0)
     evaluate(env, None, TeamSpec.from_env(env), episodes=2, gif=tmp_path / "episode.gif")
     shapes = {shape.name: (shape.x, shape.y) for shape in env.scene()}
@@ -141,12 +141,12 @@ def test_an_episode_is_drawn(tmp_path):
 
 
 @pytest.mark.parametrize("agent_states", [False, True])
-def test_it_keeps_the_contract(agent_states):
+def test_environment_passes_check_marl_env(agent_states):
     settings = {"n_agents": 2, "size": 3, "vision": 1, "seed": 0}
     check_marl_env(PredatorPrey(3, agent_states=agent_states, **settings))
 
 
-def test_a_predators_own_state_is_its_cell_and_the_preys():
+def test_agent_state_is_the_own_cell_and_the_cell_of_the_prey():
     env, td = placed([[0, 0], [1, 1], [0, 1]], [1, 0], size=2, agent_states=True)
     td = go(env, td, DOWN, LEFT, STAY)  # both reach cell 2, where the prey is
     own = td["agents", "state"][0].unflatten(-1, (2, 4)).argmax(-1)
@@ -165,7 +165,7 @@ def test_a_predators_own_state_is_its_cell_and_the_preys():
         ({"mode": "mix"}, "mode is 'mix', expected one of mixed"),
     ],
 )
-def test_numbers_that_cannot_be_are_refused(kwargs, message):
+def test_invalid_arguments_are_refused(kwargs, message):
     with pytest.raises(ConfigError, match=message):
         PredatorPrey(2, **kwargs)
 

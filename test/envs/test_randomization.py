@@ -41,7 +41,7 @@ def seen(td, agent=0, feature=0):
 # ------------------------------------------------------------------------- delays, by hand
 
 
-def test_observations_are_two_steps_late_from_the_start_of_each_episode():
+def test_observation_delay_of_two_steps_in_each_episode():
     env = TransformedEnv(Carts(2, lengths=[4, 6]), ObservationDelay(2))
     td = pushed(env, 8)
     assert seen(td) == [[0, 0, 0, 1, 0, 0, 0, 1], [0, 0, 0, 1, 2, 3, 0, 0]]
@@ -50,7 +50,7 @@ def test_observations_are_two_steps_late_from_the_start_of_each_episode():
     assert td["next", "cart", "observation"][0, 3, 0, 1] == 2
 
 
-def test_actions_are_two_steps_late_from_the_start_of_each_episode():
+def test_action_delay_of_two_steps_in_each_episode():
     env = TransformedEnv(Carts(2, lengths=[4, 6]), ActionDelay(2))
     td = pushed(env, 8)
     executed = seen(td["next"], feature=1)
@@ -58,7 +58,7 @@ def test_actions_are_two_steps_late_from_the_start_of_each_episode():
     assert td["cart", "action"][:, :, 0, 0].tolist() == [[1, 2, 3, 4, 5, 6, 7, 8]] * 2
 
 
-def test_a_partial_reset_clears_only_the_histories_of_its_envs():
+def test_partial_reset_clears_only_the_histories_of_its_envs():
     env = TransformedEnv(Carts(2), Compose(ActionDelay(1), ObservationDelay(1)))
     td = step_mdp(pushed(env, 4)[:, -1])
     td = env.reset(asking_reset(env, td, [1]))
@@ -80,8 +80,8 @@ def test_each_episode_and_agent_draws_its_delay():
     assert torch.equal(td["cart", "observation"][..., 0], (step - delay).clamp(min=0).float())
 
 
-def test_a_delay_counts_the_steps_in_which_an_agent_acts():
-    """The second cart is born in step 2 and waits in step 4; NaN is seen by nobody who acts."""
+def test_delay_counts_only_steps_in_which_the_agent_acts():
+    """The second cart spawns in step 2 and waits in step 4; no acting agent observes NaN."""
     acts = [[1, 0], [1, 0], [1, 1], [1, 1], [1, 0], [1, 1], [1, 1], [1, 1]]
     td = pushed(TransformedEnv(Carts(1, acts=acts), ObservationDelay(2)), 8)
     acting = td["cart", "mask"][0, :, 1]
@@ -96,7 +96,7 @@ def test_a_delay_counts_the_steps_in_which_an_agent_acts():
 
 
 class Ghost(MarlEnv):
-    """Agents act in three steps, the last of which ends their life; a step later they come back."""
+    """Agents act for three steps, end in the last of them, and respawn a step later."""
 
     respawns = True
 
@@ -121,7 +121,7 @@ class Ghost(MarlEnv):
         return {"cart": seen}
 
 
-def test_an_agent_that_comes_back_begins_new_histories():
+def test_respawned_agent_starts_with_new_histories():
     """Neither an observation nor an action of an earlier life reaches the next one."""
     td = pushed(TransformedEnv(Ghost(1, max_steps=8), ObservationDelay(1)), 8)
     acting = td["cart", "mask"][0, :, 0]
@@ -135,7 +135,7 @@ def test_an_agent_that_comes_back_begins_new_histories():
 
 
 @pytest.mark.parametrize("kind", [ActionDelay, ActionNoise, ObservationDelay, ObservationNoise])
-def test_nothing_to_draw_changes_nothing(kind):
+def test_zero_randomization_has_no_effect(kind):
     plain, env = (
         Carts(4, lengths=[3], seed=1),
         TransformedEnv(Carts(4, lengths=[3], seed=1), kind(0)),
@@ -167,7 +167,7 @@ def test_action_noise_is_clipped_and_not_recorded():
     assert executed.min() > -9
 
 
-def test_the_critics_state_stays_exact():
+def test_central_state_has_no_noise_and_no_delay():
     arena = Arena(3, n_agents=2, continuous_actions=True, seed=0)
     env = TransformedEnv(arena, Compose(ObservationNoise(0.5), ObservationDelay(1)))
     td = env.rollout(4)
@@ -179,7 +179,7 @@ def test_the_critics_state_stays_exact():
 # ------------------------------------------------------------------------------- parameters
 
 
-def test_parameters_enter_the_simulation():
+def test_parameters_change_the_simulation():
     env = Carts(2, seed=0)
     env.randomize({"mass": 2.0, "friction": 0.0})
     assert pushed(env, 2, [3.0, 4.0])["next", "cart", "observation"][0, :, 0, 2].tolist() == (
@@ -201,7 +201,7 @@ def test_draws_fill_the_range(log, middle):
     assert x.median() == pytest.approx(middle, rel=0.03)
 
 
-def test_a_partial_reset_draws_only_for_its_envs():
+def test_partial_reset_draws_only_for_its_envs():
     env = Carts(4, seed=0)
     env.randomize(dict.fromkeys(("mass", "friction"), [0.5, 1.5]))
     td = env.reset()
@@ -211,7 +211,7 @@ def test_a_partial_reset_draws_only_for_its_envs():
         assert (x != before[name]).view(4, -1).all(1).tolist() == [False, True, True, False]
 
 
-def test_a_snapshot_repeats_draws_and_delays():
+def test_snapshot_reproduces_draws_and_delays():
     env = randomized(Carts(5, lengths=[4], seed=0), EVERYTHING)
     td = step_mdp(pushed(env, 6)[:, -1])
     saved = base_of(env).snapshot().to_dict()
@@ -223,7 +223,7 @@ def test_a_snapshot_repeats_draws_and_delays():
     assert_same(*runs)
 
 
-def test_seeds():
+def test_seeds_reproduce_all_draws():
     """All is drawn from the environment's own random state."""
     env, runs = randomized(Carts(5, lengths=[4], seed=0), EVERYTHING), []
     for seed, others in ((1, 0), (1, 5), (2, 0)):
@@ -271,7 +271,7 @@ def collected(execution, lengths, frames, ranges):
 DELAYED = {"mass": [0.5, 2.0], "observation_delay": [0, 2], "action_delay": [0, 3]}
 
 
-def test_a_graph_does_the_same_to_the_bit():
+def test_graph_equals_eager_bit_for_bit():
     eager, graph = (collected(x, [50], 60, DELAYED) for x in ("eager", "trace"))
     for _ in range(2):
         expected, found = eager.rollout(), graph.rollout()
@@ -281,7 +281,7 @@ def test_a_graph_does_the_same_to_the_bit():
     assert not leaves  # buffers stay out of batches
 
 
-def test_a_graph_draws_for_each_new_episode():
+def test_graph_draws_for_each_new_episode():
     collector = collected("trace", [5], 120, {**DELAYED, "observation_noise": 0})
     batch = collector.rollout()
     assert collector.execution == "trace"
@@ -293,7 +293,7 @@ def test_a_graph_draws_for_each_new_episode():
     assert masses.unique().numel() == 12 and masses.min() >= 0.5 and masses.max() <= 2
 
 
-def test_a_graph_with_noise_is_captured():
+def test_graph_with_noise_is_captured():
     collector = collected("trace", [5], 120, EVERYTHING)
     assert collector.rollout()["cart", "observation"].isfinite().all()
     assert collector.execution == "trace"
@@ -325,7 +325,7 @@ class Cart(MarlEnv):
     _step = _reset
 
 
-def test_parameters_are_registered_once_and_in_time():
+def test_duplicate_or_late_parameter_registration_raises():
     with pytest.raises(ConfigError, match="'mass' is registered twice"):
         Cart(2, ["mass", "mass"])
     env = Cart(2)
@@ -356,31 +356,31 @@ def test_parameters_are_registered_once_and_in_time():
         ({"action_noise": -1}, "action_noise is -1, expected 0 or more"),
     ],
 )
-def test_wrong_ranges(ranges, message):
+def test_invalid_ranges_raise(ranges, message):
     with pytest.raises(ConfigError, match=message):
         randomized(Carts(2), ranges)
 
 
-def test_numbers_of_numpy_are_numbers():
+def test_numpy_numbers_are_accepted():
     ranges = {"mass": np.float32(1.5), "observation_delay": [np.int64(0), np.int64(1)]}
     env = randomized(Carts(2, seed=0), ranges)
     assert set(env.rollout(2)["cart", "observation_delay"].flatten().tolist()) <= {0, 1}
     assert (env.domain_parameters["mass"] == 1.5).all()
 
 
-def test_messages_name_all_that_every_environment_takes():
+def test_messages_name_the_parameters_of_every_environment():
     kinds = ActionDelay, ActionNoise, ObservationDelay, ObservationNoise
     assert sorted(kind.leaf for kind in kinds) == sorted(EVERYWHERE)
 
 
-def test_what_does_not_fit_the_actions():
+def test_randomization_that_does_not_fit_the_actions_raises():
     with pytest.raises(ConfigError, match="discrete actions"):
         randomized(Arena(2), {"action_noise": 0.1}).reset()
     with pytest.raises(ConfigError, match="a delayed action may be illegal"):
         randomized(Arena(2, action_mask=True), {"action_delay": 1}).reset()
 
 
-def test_settings_of_an_environment():
+def test_randomize_setting_of_make_env():
     env = make_env("toy/arena", num_envs=3, seed=0, randomize={"observation_delay": [0, 1]})
     assert env.rollout(3)["agents", "observation_delay"].shape == (3, 3, 4)
     with pytest.raises(
@@ -395,6 +395,6 @@ def test_settings_of_an_environment():
     assert found.domain_parameters["mass"].tolist() == [[2, 2]] * 2
 
 
-def test_ranges_are_a_dict():
+def test_ranges_must_be_a_dict():
     with pytest.raises(ConfigError, match="ranges is None, expected a dict of ranges by name"):
         randomized(Carts(2, lengths=[4], seed=0), None)

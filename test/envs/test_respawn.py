@@ -1,4 +1,4 @@
-"""Agents that end and come back within the episode: flags, first steps, returns, checks."""
+"""Agents that respawn within an episode: flags, first steps, returns, checks."""
 
 import pytest
 from cycles import Cycles
@@ -17,7 +17,7 @@ def row(td, leaf, agent=0):
     return td["cat", leaf][0].squeeze(-1)[:, agent].int().tolist()
 
 
-def test_a_later_step_begins_a_new_life():
+def test_flags_of_a_respawned_agent():
     env = TransformedEnv(Cycles(2, max_steps=12), AgentInitTracker())
     check_env_specs(env)
     td = env.rollout(12)
@@ -32,7 +32,7 @@ def test_a_later_step_begins_a_new_life():
 
 @pytest.mark.parametrize("poison", [0.0, float("nan")])
 def test_returns_are_sums_over_all_lives(poison):
-    """Agent 0 earns 1 + 2 + 3 twice, agent 1 1 + ... + 5; the team the mean over who lives."""
+    """Agent 0 earns 1 + 2 + 3 twice, agent 1 1 + ... + 5; the team the mean over living agents."""
     env = Cycles(3, max_steps=10, poison=poison)
     reward = env.rollout(10)["next", "cat", "reward"].squeeze(-1)
     assert reward[0].T.tolist() == [
@@ -44,21 +44,21 @@ def test_returns_are_sums_over_all_lives(poison):
     assert found["return_mean"] == sum(team) and found["length_mean"] == 10
 
 
-def test_an_episode_goes_on_while_nobody_lives():
+def test_episode_continues_while_no_agent_is_alive():
     env = Cycles(1, lives=(2, 2), gap=3, max_steps=8)
     td = env.rollout(20)
     assert row(td, "mask") == [1, 1, 0, 0, 0, 1, 1, 0] and td.shape[1] == 8
     assert td["next", "truncated"][0, -1].item() and not td["next", "terminated"].any()
 
 
-def test_nobody_comes_back_in_the_last_step():
+def test_no_respawn_in_the_last_step():
     """The episode ends in the step after which agent 0 would act: it stays terminated."""
     td = Cycles(1, lives=(3, 9), gap=2, max_steps=5).rollout(5)["next"]
     assert row(td, "terminated")[-1] and not row(td, "mask")[-1]
     assert row(td, "truncated", 1)[-1] and row(td, "mask", 1)[-1]
 
 
-def test_without_respawns_a_mask_revives_nobody():
+def test_mask_does_not_revive_agents_without_respawns():
     class Dead(Cycles):
         respawns = False
 
@@ -66,7 +66,7 @@ def test_without_respawns_a_mask_revives_nobody():
     assert row(td, "mask") == [1, 1, 1, 0, 0, 0, 0, 0]
 
 
-def test_a_mask_is_needed():
+def test_respawns_without_a_mask_raise():
     class Maskless(Cycles):
         def _observe(self, **leaves):
             entries = super()._observe(**leaves)
@@ -78,12 +78,12 @@ def test_a_mask_is_needed():
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_steps": 9}, {"n_groups": 2, "kinds": 2}])
-def test_arenas_with_respawns_keep_the_rules(settings):
+def test_arena_with_respawns_passes_check_marl_env(settings):
     env = TransformedEnv(Arena(5, lives=1, respawn=2, seed=0, **settings), AgentInitTracker())
     assert "keeps the rules" in check_marl_env(env)
 
 
-def test_the_arena_s_agents_miss_as_many_steps():
+def test_arena_agents_are_absent_for_the_given_steps():
     env = Arena(64, n_agents=2, lives=1, years=9, respawn=3, seed=0)
     td = env.rollout(18)["agents", "mask"][:, :9, 0].int()
     gaps = {tuple(own) for e in td.tolist() for own in [own_gap(e)] if own}
@@ -97,7 +97,7 @@ def own_gap(acts):
     return tuple(len(part) for part in text.split("1") if part)
 
 
-def test_the_arena_s_random_return_is_exact():
+def test_random_return_of_arena_with_respawns():
     env = Arena(20_000, n_agents=2, lives=2, years=6, respawn=2, seed=0)
     team = env.rollout(12)["next", "agents", "reward"].amax(2).sum(1)
     assert team.mean().item() == pytest.approx(env.random_return, abs=0.02)
@@ -109,7 +109,7 @@ def test_the_arena_s_random_return_is_exact():
 
 
 class Change(Transform):
-    """Changes what a step gives."""
+    """Modifies the output of a step."""
 
     def __init__(self, change):
         super().__init__()
@@ -146,14 +146,14 @@ def begins_on(td, then):
         (begins_on, "'is_init'.*True for an agent that has acted in this life"),
     ],
 )
-def test_the_check_refuses_nonsense(change, message):
+def test_check_refuses_inconsistent_flags(change, message):
     env = TransformedEnv(Cycles(2, max_steps=12, seed=0), AgentInitTracker())
     assert "keeps the rules" in check_marl_env(env)
     with pytest.raises(SpecError, match=f"(?s){message}"):
         check_marl_env(TransformedEnv(env, Change(change)))
 
 
-def test_the_check_refuses_undeclared_respawns():
+def test_check_refuses_undeclared_respawns():
     class Undeclared(Cycles):
         respawns = property(lambda self: self._inside)  # only within its own steps
 
@@ -164,7 +164,7 @@ def test_the_check_refuses_undeclared_respawns():
 # -------------------------------------------------------------------------------- PettingZoo
 
 
-def test_an_agent_of_pettingzoo_that_is_there_again_lives_again():
+def test_returning_agent_of_pettingzoo_respawns():
     steps = [
         {"earns": {"bob_0": 1, "bob_1": 2}},
         {"agents": "bob_0", "dies": "bob_1", "earns": {"bob_1": 3}},
@@ -189,17 +189,17 @@ def test_an_agent_of_pettingzoo_that_is_there_again_lives_again():
     assert then["bob", "observation"][0, 3:5, 1].tolist() == [[1, 4], [1, 5]]
 
 
-def test_an_episode_of_pettingzoo_ends_when_nobody_is_left():
+def test_pettingzoo_episode_ends_when_no_agent_is_left():
     world = Script("bob_0 bob_1", [{}, {"agents": "", "dies": "bob_0 bob_1"}])
     assert roll(world, 4, respawns=True)["next", "done"][0, :, 0].tolist() == [False, True] * 2
 
 
-def test_text_is_no_answer_to_whether_agents_come_back():
+def test_non_boolean_respawns_raise():
     with pytest.raises(ConfigError, match="respawns is 'no', expected True or False"):
         roll(Script("bob_0", [{}]), 1, respawns="no")
 
 
-def test_agents_that_take_turns_do_not_come_back():
+def test_respawns_of_turn_based_environments_are_refused():
     pytest.importorskip("pettingzoo.classic")
     from torchrl_marl.envs import PettingZooEnv
 

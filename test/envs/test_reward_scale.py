@@ -1,4 +1,4 @@
-"""Scaled rewards in training, and the environment's own in evaluations."""
+"""Rewards are scaled in training and unscaled in evaluations."""
 
 import csv
 
@@ -73,8 +73,8 @@ def nested(settings):
     return found
 
 
-def test_an_environment_for_training_and_evaluations_is_scaled_in_training_alone():
-    """A simulator of which a process has one, such as Isaac Lab."""
+def test_shared_environment_is_scaled_only_in_training():
+    """For simulators that allow one instance per process, such as Isaac Lab."""
     env, plain = (env_of(scale, max_steps=4) for scale in (0.25, 1.0))
     team = TeamSpec.from_env(env)
     found, expected = (
@@ -89,7 +89,7 @@ def test_an_environment_for_training_and_evaluations_is_scaled_in_training_alone
     assert torch.equal(rewards[0], 0.25 * rewards[1])
 
 
-def test_an_environment_of_one_s_own_is_scaled():
+def test_custom_environment_is_scaled():
     own = EnvConfig("torchrl_marl.envs.toy.arena:Arena", "", num_envs=3, reward_scale=0.25)
     plain = EnvConfig("torchrl_marl.envs.toy.arena:Arena", "", num_envs=3)
     rewards = []
@@ -101,7 +101,7 @@ def test_an_environment_of_one_s_own_is_scaled():
 
 
 @pytest.mark.parametrize("setting", [{"reward_scale": 0.5}, {"randomize": {"action_noise": 0.1}}])
-def test_settings_that_an_object_would_not_follow_are_refused(setting):
+def test_settings_ignored_by_environment_objects_are_refused(setting):
     from mpe2 import simple_spread_v3
 
     (key,) = setting
@@ -111,6 +111,6 @@ def test_settings_that_an_object_would_not_follow_are_refused(setting):
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, "half"])
-def test_a_scale_is_a_number_above_0(scale):
+def test_scale_must_be_a_positive_number(scale):
     with pytest.raises(ConfigError, match=r"env\.reward_scale is .*, expected"):
         load_config("vmas_balance_mappo", {"env.reward_scale": scale})

@@ -1,4 +1,4 @@
-"""JaxMARL's switch riddle, whose best return is known: what the prisoners say is heard."""
+"""JaxMARL's switch riddle, whose optimal return is known: the bulb carries messages."""
 
 import itertools
 
@@ -14,18 +14,18 @@ DAYS = 6
 
 
 def protocol(day, is_new, bulb):
-    """Who comes first switches on; who is new and finds it on, off; who finds it off tells."""
+    """The first switches the bulb on; newcomers switch it off, or announce if it is off."""
     news = torch.where((day == 0) | bulb, SWITCH, TELL)
     return torch.where(is_new, news, NOTHING)
 
 
 def silent(day, is_new, bulb):
-    """Who comes first says so; nobody listens."""
+    """The first switches the bulb on; the others do nothing."""
     return torch.full_like(is_new, SWITCH if day == 0 else NOTHING, dtype=torch.int64)
 
 
 def episodes(decide, num_envs):
-    """Returns each episode's return, last day and who had been in the room."""
+    """Return and last day of each episode, and the agents that were in the room."""
     env = JaxMarlEnv("switch_riddle", num_envs=num_envs, seed=0)
     td, been = env.reset(), torch.zeros(num_envs, 3, dtype=torch.bool)
     running, returns = torch.ones(num_envs, dtype=torch.bool), torch.zeros(num_envs)
@@ -47,9 +47,9 @@ def episodes(decide, num_envs):
     return returns, days, been
 
 
-def test_who_uses_the_bulb_earns_the_best_that_there_is():
+def test_bulb_protocol_attains_the_optimal_return():
     returns, days, been = episodes(protocol, 8192)
-    # Told, on the very day on which the last of them was there, wherever all have been.
+    # The announcement comes on the day on which the last agent enters the room.
     assert torch.equal(returns, been.all(-1).float())
     assert ((days == DAYS) | (returns == 1)).all()
     sequences = itertools.product(range(3), repeat=DAYS)
@@ -58,6 +58,6 @@ def test_who_uses_the_bulb_earns_the_best_that_there_is():
     assert returns.mean().item() == pytest.approx(best, abs=0.015)
 
 
-def test_who_does_not_tell_earns_nothing():
+def test_policy_without_announcement_earns_nothing():
     returns, days, _ = episodes(silent, 64)
     assert (returns == 0).all() and (days == DAYS).all()

@@ -31,7 +31,7 @@ LEVER_GAME = {"n_levers": 4, "rounds": 1, "last_lever": 0.9}
 # --------------------------------------------------------------------------- permutations, by hand
 
 
-def test_a_label_takes_the_features_and_actions_of_another():
+def test_permutation_of_features_and_actions():
     order = torch.tensor([2, 0, 1])  # label 0 looks as label 2 is, and so on
     assert LABELS.features_of(order).tolist() == [3, 1, 0, 2, 6, 4, 5]
     assert LABELS.actions_of(order).tolist() == [0, 3, 1, 2]
@@ -41,8 +41,8 @@ def test_a_label_takes_the_features_and_actions_of_another():
 
 
 @pytest.mark.parametrize("indices", [LABELS.features_of, LABELS.actions_of])
-def test_symmetries_are_a_group(indices):
-    """One after the other is a symmetry; each has an inverse; all differ; 0, 1, 2 is the unit."""
+def test_symmetries_form_a_group(indices):
+    """Closed under composition, with inverses; all differ; 0, 1, 2 is the identity."""
     n = indices(ORDERS[0]).numel()
     assert indices(ORDERS[0]).tolist() == list(range(n))
     assert len({tuple(indices(order).tolist()) for order in ORDERS}) == 6
@@ -52,7 +52,7 @@ def test_symmetries_are_a_group(indices):
         assert indices(order)[indices(order.argsort())].tolist() == list(range(n))
 
 
-def test_orders_are_drawn_with_equal_probability():
+def test_orders_are_drawn_uniformly():
     torch.manual_seed(0)
     drawn = LABELS.draw((6000, 2))
     assert drawn.shape == (6000, 2, 3) and (drawn.sort(-1).values == torch.arange(3)).all()
@@ -68,7 +68,7 @@ def test_labels_without_features():
 
 
 @pytest.mark.parametrize("labels", [([0, 0, 1], [0, 1]), ([-1], [-1]), ([0], [0]), ([0, 2], [])])
-def test_labels_that_cannot_be_exchanged_are_refused(labels):
+def test_invalid_labels_are_refused(labels):
     with pytest.raises(ConfigError, match="expected two labels or more with equal numbers"):
         Labels(*labels)
 
@@ -94,14 +94,14 @@ def mean_over_all_symmetries(lever):
     return rewards[:, 0].sum().item()
 
 
-def test_under_other_play_the_last_lever_is_the_best():
+def test_last_lever_is_optimal_under_other_play():
     """36 pairs of orders: a like lever is matched in 12; the last one is always, for 0.9."""
     for lever in range(3):
         assert mean_over_all_symmetries(lever) == 12
     assert mean_over_all_symmetries(3) == pytest.approx(36 * 0.9)
 
 
-def test_the_lever_game_states_its_returns():
+def test_reference_returns_of_the_lever_game():
     game = MatchingLevers(2, n_levers=10, rounds=1, last_lever=0.9)
     assert (game.optimal_return, game.stranger_return) == (1.0, 0.9)
     assert game.random_return == pytest.approx((9 + 0.9) / 100)
@@ -110,8 +110,8 @@ def test_the_lever_game_states_its_returns():
     assert MatchingLevers(2, rounds=1).stranger_return == 1 / 4
 
 
-def test_strangers_with_conventions_match_by_chance():
-    """Agents of all nine like levers: 1 with themselves, 0 with others; those of the last 0.9."""
+def test_cross_play_of_arbitrary_conventions_matches_by_chance():
+    """The nine equal levers: 1 in self-play, 0 in cross-play; the last lever: 0.9 in both."""
     env = MatchingLevers(100, n_levers=10, rounds=1, last_lever=0.9, seed=0)
     agents = [pulls(lever) for lever in range(9)]
     table = cross_play(agents, agents, env, episodes=2)["returns"]
@@ -125,7 +125,7 @@ def test_strangers_with_conventions_match_by_chance():
     assert (levers[:, 0] == levers[:, 1]).float().mean() == pytest.approx(1 / 9, abs=0.02)
 
 
-def test_what_does_not_depend_on_labels_has_the_same_value():
+def test_label_independent_policy_keeps_its_value():
     """Both copy: they pull the same lever in all rounds, or in none, in any order of labels."""
 
     def copies(td):
@@ -142,7 +142,7 @@ def test_what_does_not_depend_on_labels_has_the_same_value():
 # ------------------------------------------------------------------------------- the transform
 
 
-def test_an_agent_sees_its_partner_in_its_own_order():
+def test_agent_observes_its_partner_in_its_own_order():
     env = with_other_play(MatchingLevers(1))
     td = env.reset()
     td["agents", "symmetry"] = torch.tensor([[[1, 2, 3, 0], [0, 1, 3, 2]]])
@@ -167,7 +167,7 @@ def test_each_episode_and_agent_draws_a_symmetry():
     assert torch.equal(drawn, found)
 
 
-def test_a_partial_reset_draws_only_for_its_envs():
+def test_partial_reset_draws_only_for_its_envs():
     env = with_other_play(MatchingLevers(30, seed=0))
     before = step_mdp(env.rollout(2)[:, -1])
     after = env.reset(asking_reset(env, before, list(range(10))))
@@ -176,7 +176,7 @@ def test_a_partial_reset_draws_only_for_its_envs():
         assert not torch.equal(after[key][:10], before[key][:10])
 
 
-def test_batches_hold_the_agents_own_actions_and_no_symmetries():
+def test_batches_hold_unpermuted_actions_and_no_symmetries():
     env = with_other_play(MatchingLevers(8, seed=0))
     batch = RolloutCollector(env, pulls(0), frames_per_batch=64).next()
     assert "symmetry" not in batch["agents"].keys()
@@ -259,7 +259,7 @@ def test_training_draws_symmetries_and_evaluation_does_not(tmp_path):
 
 
 @pytest.mark.parametrize("execution", ["eager", "trace"])
-def test_stop_and_resume_is_going_on(execution, tmp_path):
+def test_stopped_run_resumes_exactly(execution, tmp_path):
     options = {"total_frames": 320, "execution": execution}
     whole = train(config_of(tmp_path / "whole", **options))
     for iteration in iterate(config_of(tmp_path / "parts", **options)):
@@ -270,8 +270,8 @@ def test_stop_and_resume_is_going_on(execution, tmp_path):
 
 
 @pytest.mark.parametrize("recurrent", [False, True])
-def test_a_captured_rollout_is_the_eager_one(recurrent):
-    """Up to the first end, after which starts are drawn in another order."""
+def test_captured_rollout_equals_eager(recurrent):
+    """Up to the first reset, after which initial states are drawn in another order."""
 
     def collector(execution):
         env = with_other_play(MatchingLevers(6, seed=0))

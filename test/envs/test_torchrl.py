@@ -1,4 +1,4 @@
-"""TorchRL's own environments, mended: the real ones, collected and trained on."""
+"""TorchRL's own environments through our adapters: checked, collected and trained on."""
 
 import warnings
 
@@ -38,7 +38,7 @@ def stock_vmas(**kwargs):
 
 
 class Lonely(EnvBase):
-    """Unbatched, one flag at the root, one reward for all; dies in step 2 of every other game."""
+    """Unbatched; one root flag and one shared reward; dies in step 2 of every other game."""
 
     max_steps = 3
 
@@ -73,7 +73,7 @@ class Lonely(EnvBase):
 
 
 class Dicer(Lonely):
-    """Shows what it draws, and seeds torch as many environments do."""
+    """Observes random numbers, and seeds torch globally as many environments do."""
 
     def _set_seed(self, seed):
         torch.manual_seed(seed)
@@ -82,10 +82,10 @@ class Dicer(Lonely):
         return super().give().set(("pair", "observation"), torch.rand(2, 1))
 
 
-# --------------------------------------------------------------------------------- what is right
+# --------------------------------------------------------------------------------- compliant
 
 
-def test_what_is_right_stays_as_it_is():
+def test_compliant_environments_are_not_wrapped():
     arena = Arena(3, seed=0)
     for env in (arena, TransformedEnv(arena, RewardSum()), SerialEnv(2, lambda: Camp())):
         assert adapt(env) is env
@@ -95,7 +95,7 @@ def test_what_is_right_stays_as_it_is():
 
 
 class Camp(Lonely):
-    """With all flags at the root, and rewards of agents."""
+    """With all flags at the root, and one reward per agent."""
 
     def __init__(self):
         super().__init__()
@@ -105,10 +105,10 @@ class Camp(Lonely):
         self.reward_spec = Composite(pair=Composite(reward=Unbounded((2, 1)), shape=(2,)))
 
 
-# ------------------------------------------------------------------- what TorchRL leaves unsaid
+# ------------------------------------------------------------------- incomplete flags and rewards
 
 
-def test_a_team_of_which_the_root_says_one_flag():
+def test_environment_with_a_single_root_flag():
     env = make_env(Lonely(), seed=0)
     assert env.batch_size == (1,) and env.max_steps == 3
     td = env.rollout(6, break_when_any_done=False)[0]
@@ -125,7 +125,7 @@ def has_rewards(tensordict):
     return any("reward" in key for key in tensordict.exclude("next").keys(True, True))
 
 
-def test_the_input_of_a_step_has_no_rewards_of_the_step_before():
+def test_step_input_has_no_rewards_of_the_previous_step():
     env = make_env(Lonely())
     step, carry = env.step_and_maybe_reset(env.rand_action(env.reset()))
     assert step["next", "pair", "reward"].flatten().tolist() == [1.0, 1.0]
@@ -133,13 +133,13 @@ def test_the_input_of_a_step_has_no_rewards_of_the_step_before():
     assert not is_lazy(env.rollout(7, break_when_any_done=False)["pair"])  # equal in all steps
 
 
-def test_the_input_of_a_move_has_no_rewards_of_the_move_before():
+def test_openspiel_step_input_has_no_previous_rewards():
     env = spiel("tic_tac_toe")
     assert not has_rewards(env.step_and_maybe_reset(env.rand_action(env.reset()))[1])
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_ends_of_agents_only(late):
+def test_environment_with_done_flags_of_agents_only(late):
     crew = Crew(late)
     env = make_env(crew, seed=0)
     with torch.no_grad():
@@ -148,10 +148,10 @@ def test_ends_of_agents_only(late):
     assert td["next", end][0].flatten().tolist() == [False, False, True] * 2
     assert td["next", "done"][0].flatten().tolist() == [False, False, True] * 2
     assert td["next", "crew", end][0, :3, :, 0].tolist() == [[0, 0], [1, 0], [1, 1]]
-    # At the time limit the last one keeps its mask; who ended before does not get it back.
+    # At the time limit the living agent keeps its mask; an ended one stays masked.
     expected = [[True, True], [False, True], [False, late]]
     assert td["next", "crew", "mask"][0, :3].tolist() == expected
-    # What ann does in the third step reaches nobody.
+    # The action of the dead agent in the third step is not sent.
     assert crew.sent[2][0].flatten().tolist() == [0.0, 1.0]
     check_marl_env(env, n_steps=9)
 
@@ -161,7 +161,7 @@ def always_one(env):
     return lambda td: td.update(env.full_action_spec.zero().apply(lambda x: x + 1))
 
 
-def test_a_reset_of_some_crews():
+def test_partial_reset():
     env = make_env(Crew(), seed=0)
     td = env.reset()
     td = env.step(env.rand_action(td))["next"]
@@ -172,7 +172,7 @@ def test_a_reset_of_some_crews():
     assert after["crew", "terminated"][:, 0, 0].tolist() == [True, False, True]
 
 
-def test_what_cannot_be_mended():
+def test_unsupported_batch_sizes_raise():
     with pytest.raises(ConfigError, match=r"batch size \[2, 3\], expected \[E\]"):
         adapt(Crew(batch_size=(2, 3)))
     with pytest.raises(ConfigError, match="num_envs is 4, but the environment given has 3"):
@@ -183,8 +183,7 @@ def test_what_cannot_be_mended():
 
 
 def forget_places(world):
-    """Where a player stood in the last episode, none is put in the next: with some seeds, another
-    play of the same seed. This mends it."""
+    """Makes resets independent of the positions of players in the last episode."""
     reset = world.reset
 
     def begin(*args, **kwargs):
@@ -209,7 +208,7 @@ def test_foraging():
 @pytest.mark.parametrize("group_map", [None, MarlGroupMapType.ALL_IN_ONE_GROUP])
 def test_stock_vmas(group_map):
     raw = stock_vmas(group_map=group_map)
-    assert raw.rollout(3)["next", "terminated"][:, -1].all()  # a time limit, says TorchRL
+    assert raw.rollout(3)["next", "terminated"][:, -1].all()  # TorchRL terminates at the time limit
     env = make_env(stock_vmas(group_map=group_map), seed=0)
     td = env.rollout(7, break_when_any_done=False)
     assert td["next", "truncated"][0].flatten().tolist() == [False, False, True] * 2 + [False]
@@ -217,7 +216,7 @@ def test_stock_vmas(group_map):
     check_marl_env(env, n_steps=4)
 
 
-def test_a_world_of_the_same_seed_draws_other_numbers_than_a_policy():
+def test_env_and_policy_with_the_same_seed_draw_different_numbers():
     env = make_env(Dicer(), seed=3)
     drawn = env.reset()["pair", "observation"].flatten()
     torch.manual_seed(3)
@@ -226,7 +225,7 @@ def test_a_world_of_the_same_seed_draws_other_numbers_than_a_policy():
     assert torch.equal(env.reset()["pair", "observation"].flatten(), drawn)
 
 
-def test_a_goal_in_the_last_step_of_vmas_is_no_time_limit():
+def test_vmas_goal_in_the_last_step_terminates():
     raw = stock_vmas()
     raw._env.scenario.done = lambda: torch.tensor([True, False, False])
     after = adapt(raw).rollout(1)["next"]
@@ -248,7 +247,7 @@ GAMES = {
 
 
 @pytest.mark.parametrize("game", GAMES)
-def test_openspiel_keeps_the_rules(game):
+def test_openspiel_passes_check_marl_env(game):
     env = spiel(game, **GAMES[game])
     assert isinstance(env, OpenSpielGames)
     check_marl_env(env, n_steps=45 if game in ("connect_four", "hanabi") else 15)
@@ -283,7 +282,7 @@ def test_rewards_sum_to_the_returns(game):
             total, games = torch.zeros(1, 2, 1), games + 1
 
 
-def test_an_illegal_move_is_named():
+def test_illegal_move_raises():
     env = spiel("tic_tac_toe", categorical_actions=True)
     td = env.reset()
     for expected in (None, "the action of player 1 is 0, expected one of"):
@@ -295,22 +294,22 @@ def test_an_illegal_move_is_named():
             env.step(td)
 
 
-def test_simultaneous_games_die_in_torchrl():
-    """The reason for all this; once it passes there, mending can go."""
+def test_simultaneous_games_fail_in_torchrl():
+    """The reason for the adapter, which can go once this works in TorchRL."""
     pyspiel = pytest.importorskip("pyspiel")
     raw = torchrl.envs.OpenSpielEnv("goofspiel", categorical_actions=True)
     with pytest.raises((pyspiel.SpielError, TypeError)):
         raw.rollout(20)
 
 
-def test_wrappers_are_adapted_before_they_are_transformed():
+def test_transformed_wrapper_is_refused():
     pytest.importorskip("pyspiel")
     env = TransformedEnv(torchrl.envs.OpenSpielEnv("tic_tac_toe"), RewardSum())
     with pytest.raises(ConfigError, match="adapted before it is transformed"):
         adapt(env)
 
 
-def test_pettingzoo_is_taken_out_of_its_wrapper():
+def test_pettingzoo_wrapper_is_unwrapped():
     pytest.importorskip("pettingzoo")
     speaker_listener = pytest.importorskip("mpe2.simple_speaker_listener_v4")
     with warnings.catch_warnings():
@@ -326,7 +325,7 @@ def test_pettingzoo_is_taken_out_of_its_wrapper():
 
 
 @pytest.mark.parametrize("make", [foraging, lambda: spiel("goofspiel", categorical_actions=True)])
-def test_the_collector_goes_on_from_batch_to_batch(make):
+def test_collector_continues_episodes_across_batches(make):
     env = make()
     collector = RolloutCollector(env, frames_per_batch=9, total_frames=27)
     batches = list(collector)
@@ -351,7 +350,7 @@ TRAINED = {
 @pytest.mark.parametrize("name", TRAINED)
 @pytest.mark.filterwarnings("ignore:.*cannot be seeded")
 @pytest.mark.filterwarnings("ignore:.*as in a zero-sum game")
-def test_a_recipe_trains_on_it(name, tmp_path):
+def test_recipe_trains_on_torchrl_environments(name, tmp_path):
     make, bootstrap = TRAINED[name]
     run = torchrl_marl.train(
         "toy_arena_mappo",

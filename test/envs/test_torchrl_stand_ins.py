@@ -22,7 +22,7 @@ def test_smac():
     assert td["next", "agents", "terminated"][0, :4, 0, 0].tolist() == [False, True, True, True]
     assert td["next", "agents", "reward"][0, 1].flatten().tolist() == [1.0] * 3
     assert td["state"].shape == (1, 8, 7)
-    assert all(sent[0] == 0 for sent in game.sent[2:4])  # the no-op, of the dead
+    assert all(sent[0] == 0 for sent in game.sent[2:4])  # the no-op of dead agents
     won = adapt(Smac(env=StarCraft(limit=9), categorical_actions=False))
     assert won.rollout(6)["next", "terminated"].flatten().tolist() == [False] * 5 + [True]
     assert TeamSpec.from_env(env).groups["agents"].n_actions == 4
@@ -35,7 +35,7 @@ def test_meltingpot():
     assert td["next", "agents", "reward"].dtype == torch.float32
     assert td["next", "agents", "reward"][0, 2].flatten().tolist() == [3.0, -3.0]
     assert td["agents", "observation", "RGB"].shape == (1, 6, 2, 4, 4, 3)
-    assert TeamSpec.from_env(env).state_spec is None  # a picture is no state
+    assert TeamSpec.from_env(env).state_spec is None  # an image is no state
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -58,7 +58,7 @@ def test_unity(late):
     assert [sorted(sent) for sent in engine.sent[:4]] == [[0, 1], [0, 1], [1], [1]]
 
 
-def test_unity_agents_of_other_actions():
+def test_unity_action_spaces():
     env = adapt(Unity(env=Engine(False, branches=(), continuous=2)))
     assert env.rollout(3)["group_0", "action"].shape == (1, 3, 2, 2)
     env = adapt(Unity(env=Engine(False, branches=(2, 3)), categorical_actions=True))

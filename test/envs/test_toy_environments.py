@@ -1,4 +1,4 @@
-"""The toy environments have the returns that they state, and refuse what cannot be."""
+"""The toy environments have their reference returns and refuse invalid arguments."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ def episode_return(env, action_of, n=4096):
     ended = torch.zeros(env.num_envs, 1, dtype=torch.bool)
     for _ in range(100):
         td = env.step(action_of(td))["next"]
-        # The same to all who live, and nothing to the others.
+        # Equal for all living agents, and 0 for the others.
         earned = torch.cat([td[name, "reward"] for name in env.group_map], 1).squeeze(-1)
         most = earned.gather(1, earned.abs().argmax(1, keepdim=True))
         total = total + torch.where(ended, 0.0, most)
@@ -53,7 +53,7 @@ ARENAS = [
 
 
 @pytest.mark.parametrize("kwargs", ARENAS, ids=str)
-def test_arena_has_the_returns_that_it_states(kwargs):
+def test_arena_matches_its_reference_returns(kwargs):
     env = Arena(3000, seed=0, **kwargs)
     best = episode_return(env, best_arena_action(env))
     torch.testing.assert_close(best, torch.full_like(best, env.optimal_return))
@@ -94,14 +94,14 @@ def test_arena_masks_leave_the_right_answer():
         (lambda: TwoStepGame(9), [1, 1]),
     ],
 )
-def test_games_have_the_returns_that_they_state(env, best):
+def test_matrix_games_match_their_reference_returns(env, best):
     env = env()
     action = torch.tensor(best).expand(9, -1)
     returns = episode_return(env, lambda td: td.set(("agents", "action"), action))
     assert (returns == env.optimal_return).all()
 
 
-def test_two_step_game_has_its_table():
+def test_returns_of_the_two_step_game():
     env = TwoStepGame(8)
     joint = torch.cartesian_prod(*[torch.arange(2)] * 3)
     second = iter([torch.stack([joint[:, 0], joint[:, 1]], 1), joint[:, 1:]])
@@ -133,12 +133,12 @@ def test_unknown_arguments_are_refused(name):
     ],
     ids=str,
 )
-def test_arena_refuses_what_cannot_be(kwargs):
+def test_arena_refuses_invalid_arguments(kwargs):
     with pytest.raises(ConfigError, match="Arena"):
         Arena(2, **kwargs)
 
 
-def test_matrix_game_refuses_what_cannot_be():
+def test_matrix_game_refuses_invalid_payoffs():
     with pytest.raises(ConfigError, match="did you mean 'climbing'"):
         MatrixGame(2, payoff="climb")
     with pytest.raises(ConfigError, match="one dim per agent"):

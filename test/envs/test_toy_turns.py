@@ -40,17 +40,17 @@ def mean_returns(env, act, episodes):
 
 @pytest.mark.learning
 @pytest.mark.parametrize("kwargs", [{}, {"stones": 7, "most": 2}, {"stones": 4, "most": 4}])
-def test_nim_has_the_returns_that_it_states(kwargs):
+def test_nim_matches_its_reference_returns(kwargs):
     env = Nim(4000, seed=0, **kwargs)
     for act, expected in ((best_nim(env), env.optimal_return), (None, env.random_return)):
         found = mean_returns(env, act, 4000)
-        # Each is paid in the other's turn as in its own, to the last stone.
+        # Rewards of the opponent's turns count, too.
         assert found["first/episode_reward"] == pytest.approx(expected, abs=0.06)
         assert found["first/episode_reward"] == -found["second/episode_reward"]
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"late_spawn": 2}, {"paces": (4, 1), "n_actions": 2}])
-def test_paces_has_the_returns_that_it_states(kwargs):
+def test_paces_matches_its_reference_returns(kwargs):
     env = Paces(2000, seed=0, max_steps=7, **kwargs)
     best = mean_returns(env, best_paces(env), 2000)["return_mean"]
     assert best == pytest.approx(env.optimal_return, abs=1e-5)
@@ -58,24 +58,24 @@ def test_paces_has_the_returns_that_it_states(kwargs):
     assert chance == pytest.approx(env.random_return, rel=0.05)
 
 
-def test_agents_act_at_their_pace_once_they_are_born():
+def test_agents_act_at_their_pace_after_they_spawn():
     env = Paces(2, paces=(1, 2, 3), late_spawn=2, max_steps=9, seed=0)
     td = env.rollout(9)
     turns = [[1, 1, 1, 1, 1, 1, 1, 1, 1], [0, 0, 1, 0, 1, 0, 1, 0, 1], [0, 0, 0, 0, 1, 0, 0, 1, 0]]
     assert td["agents", "mask"][0].T.int().tolist() == turns
-    assert td["next", "agents", "mask"][:, -1].all()  # cut off, waiting or not
+    assert td["next", "agents", "mask"][:, -1].all()  # truncated, waiting or not
     assert not (td["agents", "observation"][..., :-1].sum(-1) != td["agents", "mask"]).any()
     assert count_agent_frames(env.team, td).item() == 2 * sum(map(sum, turns))
 
 
-def test_the_tracker_counts_what_is_earned_in_others_turns():
+def test_episode_tracker_counts_rewards_of_opponents_turns():
     env = Nim(64, seed=0)
     tracker = EpisodeTracker(env.team)
     means = tracker.update(env.rollout(40, break_when_any_done=False))
     assert means["first/episode_reward"] == -means["second/episode_reward"] != 0
 
 
-def test_what_cannot_be_is_refused():
+def test_invalid_arguments_are_refused():
     with pytest.raises(ConfigError, match="most is 4, expected 1 to 3"):
         Nim(2, stones=3, most=4)
     for wrong in ({"paces": ()}, {"paces": (0, 1)}, {"late_spawn": -1}, {"n_actions": 1}):
@@ -87,7 +87,7 @@ def test_what_cannot_be_is_refused():
 
 
 def trained(env, steps, iterations):
-    """Both sides learn; a batch cuts the games where it ends."""
+    """Trains both sides; the end of a batch cuts its games."""
     torch.manual_seed(0)
     config = OnPolicyConfig(
         algorithm="ippo",
@@ -112,7 +112,7 @@ def trained(env, steps, iterations):
 
 @pytest.mark.environments
 def test_both_sides_learn_to_play_nim():
-    """The best take from every heap that can be won, for whoever may come to it."""
+    """Both players find the best take from every winnable heap that they can reach."""
     env = Nim(128, seed=0)
     policy = trained(env, 15, 25)
     heap = torch.arange(1, env.largest + 1)
@@ -131,7 +131,7 @@ def test_both_sides_learn_to_play_nim():
         assert torch.equal(takes[found], best_take(heap, env.most)[found]), name
 
 
-def test_agents_learn_at_their_own_pace():
+def test_agents_with_different_paces_learn():
     env = Paces(64, paces=(1, 2, 3), late_spawn=2, max_steps=20, seed=0)
     policy = trained(env, 13, 25)
     found = mean_returns(env, policy, 64)["return_mean"]

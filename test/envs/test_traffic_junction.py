@@ -1,4 +1,4 @@
-"""The traffic junction: routes, arrivals, collisions, what is seen, and a player by hand."""
+"""The traffic junction: routes, arrivals, collisions, observations and scripted policies."""
 
 import pytest
 import torch
@@ -96,7 +96,7 @@ def test_gas_brake_and_leaving_by_hand():
     assert td["agents", "mask"].flatten().tolist() == [False, True, False]
     torch.testing.assert_close(td["agents", "reward"].flatten(), torch.tensor([0, -0.02, 0]))
     assert (td["agents", "observation"][0, 0] == 0).all()
-    td = go(env, td, GAS, GAS)  # who is gone stays so
+    td = go(env, td, GAS, GAS)  # a car that left stays gone
     assert env.place[0].tolist() == [7, 2, 0]
 
 
@@ -107,14 +107,14 @@ def test_collisions_by_hand():
     assert env.crashed[0].tolist() == [True, True, False, False]
     reward = td["agents", "reward"].flatten()
     torch.testing.assert_close(reward, torch.tensor([-10.01, -10.01, -0.01, 0]))
-    td = go(env, td, GAS, BRAKE, GAS)  # then one runs into who stands there
+    td = go(env, td, GAS, BRAKE, GAS)  # then one hits the standing car
     assert env.crashed[0].tolist() == [False, True, True, False]
     td = go(env, td, GAS, GAS, BRAKE)
     assert not env.crashed.any()
     torch.testing.assert_close(td["agents", "reward"].flatten()[:3], torch.full((3,), -0.03))
 
 
-def test_what_is_seen_by_hand():
+def test_observations_by_hand():
     env, _ = with_cars((0, 2), (1, 3), (1, 3), vision=1)
     seen = env._observe()["agents"]["observation"]
     assert seen.shape == (1, 4, 1 + 2 + 9 * 15)
@@ -127,7 +127,7 @@ def test_what_is_seen_by_hand():
     assert (seen[0, 3] == 0).all()
 
 
-def test_the_state_counts_cars_and_steps():
+def test_central_state_counts_cars_and_steps():
     env, _ = with_cars((0, 2), (1, 3), (1, 3))
     env.wait = torch.tensor([[5, 10, 20, 0]])
     cars, steps = env._observe()["state"].view(2, 2, 7)
@@ -138,7 +138,7 @@ def test_the_state_counts_cars_and_steps():
 # ------------------------------------------------------------------------------------ arrivals
 
 
-def test_cars_come_one_after_the_other_while_there_is_room():
+def test_cars_arrive_in_order_up_to_the_capacity():
     env = TrafficJunction(2, arrival_rate=1.0, capacity=3, n_agents=5, max_steps=None, seed=0)
     td = env.reset()
     assert not td["agents", "mask"].any()
@@ -154,7 +154,7 @@ def test_cars_come_one_after_the_other_while_there_is_room():
     assert env.route[0].tolist() == [0, 1, 0, 0, 1]
 
 
-def test_cars_come_as_often_as_the_rate_says():
+def test_arrivals_follow_the_arrival_rate():
     env = TrafficJunction(4000, arrival_rate=0.3, n_agents=2, capacity=2, seed=0)
     td = env.reset()
     env.step(env.rand_action(td))
@@ -165,7 +165,7 @@ def test_cars_come_as_often_as_the_rate_says():
 
 
 @pytest.mark.parametrize("difficulty", ["easy", "medium"])
-def test_there_are_numbers_for_all_who_can_come(difficulty):
+def test_default_n_agents_suffices_for_all_arrivals(difficulty):
     env = TrafficJunction(50, difficulty=difficulty, arrival_rate=1.0, seed=0)
     more = TrafficJunction(50, difficulty=difficulty, arrival_rate=1.0, n_agents=200, seed=0)
     for one in (env, more):
@@ -181,7 +181,7 @@ def test_there_are_numbers_for_all_who_can_come(difficulty):
 
 
 def careful(env):
-    """Cars from the left give way at the junction, and stop behind who stands."""
+    """Cars from the left give way at the junction; cars stop behind standing ones."""
     down, right = (env.route == 0) & env.alive, (env.route == 1) & env.alive
 
     def stands(cars, place):
@@ -194,7 +194,7 @@ def careful(env):
 
 
 def blind(env):
-    """Gas, whatever is there."""
+    """Always gas."""
     return torch.zeros(env.num_envs, env.n_agents, dtype=torch.int64)
 
 
@@ -207,12 +207,12 @@ def share_of_successes(env, act):
 
 
 @pytest.mark.parametrize(("act", "expected"), [(careful, 0.96), (blind, 0.29)])
-def test_players_by_hand_succeed_as_often_as_the_docs_say(act, expected):
+def test_success_rates_of_scripted_policies_match_the_docs(act, expected):
     env = TrafficJunction(2000, seed=0)
     assert abs(share_of_successes(env, act) - expected) < 0.04
 
 
-def test_an_episode_is_drawn(tmp_path):
+def test_episode_is_drawn(tmp_path):
     env = TrafficJunction(2, max_steps=6, seed=0)
     evaluate(env, None, TeamSpec.from_env(env), episodes=2, gif=tmp_path / "episode.gif")
     shapes = env.scene()
@@ -221,7 +221,7 @@ def test_an_episode_is_drawn(tmp_path):
 
 
 @pytest.mark.parametrize("difficulty", ["easy", "medium"])
-def test_it_keeps_the_contract(difficulty):
+def test_environment_passes_check_marl_env(difficulty):
     env = TrafficJunction(3, difficulty=difficulty, arrival_rate=0.5, max_steps=12, seed=0)
     check_marl_env(env, n_steps=14)
 
@@ -235,7 +235,7 @@ def test_it_keeps_the_contract(difficulty):
         ({"capacity": 0}, "capacity is 0, expected 1 or more"),
     ],
 )
-def test_numbers_that_cannot_be_are_refused(kwargs, message):
+def test_invalid_arguments_are_refused(kwargs, message):
     with pytest.raises(ConfigError, match=message):
         TrafficJunction(2, **kwargs)
 

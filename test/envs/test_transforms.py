@@ -1,4 +1,4 @@
-"""PadAgents: dense groups outside, the environment's own inside."""
+"""PadAgents: dense groups outside, lazily stacked groups inside."""
 
 import pytest
 import torch
@@ -74,7 +74,7 @@ def padded_actions(env, actions):
     return padded
 
 
-def test_values_are_those_of_the_environment(make):
+def test_padded_values_equal_those_of_the_environment(make):
     lazy, dense = make(), padded(make())
     groups = TeamSpec.from_env(lazy).groups
     actions = draw_actions(lazy, T)
@@ -90,7 +90,7 @@ def test_values_are_those_of_the_environment(make):
                     found.exclude(*groups, "next", "following"))  # fmt: skip
 
 
-def test_specs_are_dense_and_kept(make):
+def test_specs_are_dense_and_keep_the_team(make):
     env = padded(make())
     check_env_specs(env)
     team, own = TeamSpec.from_env(env), TeamSpec.from_env(make())
@@ -122,7 +122,7 @@ def test_random_actions_are_padded_and_legal(make):
 
 
 @pytest.mark.parametrize("value", [float("nan"), 1e9])
-def test_padding_in_actions_changes_nothing(make, value):
+def test_padding_in_actions_has_no_effect(make, value):
     clean, dirty = padded(make()), padded(make())
     groups = TeamSpec.from_env(clean).groups
     actions = padded_actions(make(), draw_actions(make(), T))
@@ -142,7 +142,7 @@ def test_padding_in_actions_changes_nothing(make, value):
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_sums_and_counts_before_and_after(make, first):
+def test_reward_sum_and_step_counter_before_and_after_padding(make, first):
     others = (RewardSum(), StepCounter())
     env = TransformedEnv(
         make(), Compose(*((PadAgents(), *others) if first else (*others, PadAgents())))
@@ -159,7 +159,7 @@ def test_sums_and_counts_before_and_after(make, first):
             running = torch.where(done, 0.0, running)
 
 
-def test_a_partial_reset(make):
+def test_partial_reset(make):
     env = padded(make())
     td = step_mdp(env.step(env.rand_action(env.reset())))
     after = env.reset(asking_reset(env, td, [1, 2]))
@@ -168,7 +168,7 @@ def test_a_partial_reset(make):
     assert base_of(env).rollout(1) is not None
 
 
-def test_environments_of_equal_agents_pass(make):
+def test_homogeneous_environments_are_unchanged(make):
     env = Arena(E, seed=0, max_steps=5)
     actions = draw_actions(env, T)
     other = padded(Arena(E, seed=0, max_steps=5))
@@ -188,7 +188,7 @@ def test_batched_environments(name):
 
 
 @pytest.mark.environments
-def test_other_processes():
+def test_padding_in_parallel_env():
     env = ParallelEnv(1, padded_speaker_and_listener, mp_start_method="spawn")
     assert env.rollout(3)["team", "action"].shape == (1, E, 3, 2, 3)
     env.close()

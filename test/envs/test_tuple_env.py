@@ -46,24 +46,24 @@ def played(world, *actions):
     return [env.step(dict(zip(env.possible_agents, a))) for a in actions]
 
 
-def test_rows_are_agents():
+def test_tuple_entries_are_agents():
     [(seen, earned, *_, infos)] = played(Counting(), (3, 4))
     assert earned == {"agent_0": 3.0, "agent_1": 4.0} and infos["agent_1"] == {"n": 1}
     assert [x.tolist() for x in seen.values()] == [[0, 1], [1, 1]]
 
 
-def test_a_number_is_the_reward_of_each_agent():
+def test_scalar_reward_goes_to_each_agent():
     assert played(Counting(shared=True), (3, 4))[0][1] == {"agent_0": 7.0, "agent_1": 7.0}
 
 
-def test_a_common_reward_is_the_sum():
-    for shared in (False, True):  # a number is the team's already
+def test_common_reward_is_the_sum():
+    for shared in (False, True):  # a scalar is the team's reward already
         env = TupleEnv(Counting(shared=shared), common_reward=True)
         env.reset(seed=0)
         assert env.step({"agent_0": 3, "agent_1": 4})[1] == {"agent_0": 7.0, "agent_1": 7.0}
 
 
-def test_a_registered_environment_may_have_a_common_reward():
+def test_common_reward_of_a_registered_environment():
     pytest.importorskip("lbforaging")
     name = "pettingzoo/lbforaging/Foraging-5x5-2p-3f-v3"
     found = []
@@ -76,7 +76,7 @@ def test_a_registered_environment_may_have_a_common_reward():
     assert torch.allclose(both, own.sum(2, keepdim=True).expand_as(own))
 
 
-def test_the_published_environments_are_registered():
+def test_published_environments_are_registered():
     from torchrl_marl.envs.pettingzoo.tuple_env import PACKAGES, named
 
     for package, ids in PACKAGES.items():
@@ -85,13 +85,13 @@ def test_the_published_environments_are_registered():
 
 
 @pytest.mark.parametrize("ends_at, max_steps, cut", [(3, 3, True), (2, 3, False), (2, None, False)])
-def test_an_end_at_the_own_time_limit_is_truncated(ends_at, max_steps, cut):
+def test_termination_at_the_own_time_limit_is_truncated(ends_at, max_steps, cut):
     *_, last = played(Counting(ends_at, max_steps), *[(0, 0)] * ends_at)
     terminated, truncated = last[2]["agent_0"], last[3]["agent_0"]
     assert (terminated, truncated) == (not cut, cut)
 
 
-def test_an_object_of_gymnasium_is_a_team():
+def test_gymnasium_object_becomes_a_team():
     env = make_env(Counting(), num_envs=2, seed=0)
     td = env.rollout(6, break_when_any_done=False)
     reward, action = td["next", "agent", "reward"][..., 0], td["agent", "action"]
@@ -105,7 +105,7 @@ def test_unequal_tuples_are_refused():
         TupleEnv(Counting(n_observed=3))
 
 
-def test_too_few_rows_are_refused():
+def test_too_few_observations_are_refused():
     world = Counting()
     env = TupleEnv(world)
     world.n = 1
@@ -114,14 +114,14 @@ def test_too_few_rows_are_refused():
 
 
 @pytest.mark.parametrize("name", [RWARE, LBF])
-def test_real_environments_keep_the_rules(name):
+def test_real_environments_pass_check_marl_env(name):
     pytest.importorskip(name.split("/")[1])
     report = check_marl_env(make_env(name, num_envs=2, seed=0, kwargs={}), n_steps=60)
     assert "keeps the rules: 2 agents in 1 group" in report
 
 
 @pytest.mark.parametrize("name, limit", [("rware-tiny-2ag-v2", 500), ("Foraging-5x5-2p-1f-v3", 50)])
-def test_the_copies_are_gymnasiums_own(name, limit):
+def test_wrapped_environment_equals_the_gymnasium_one(name, limit):
     package = "rware" if "rware" in name else "lbforaging"
     pytest.importorskip(package)
     ours, theirs = TupleEnv(_made(package, name)), _made(package, name)
@@ -152,7 +152,7 @@ def test_seeds_of_lbf_do_not_depend_on_the_last_episode():
         env.reset(seed=100 + seed)
 
 
-def test_workers_give_the_same_to_the_bit():
+def test_results_do_not_depend_on_workers():
     pytest.importorskip("rware")
     batches = []
     for workers in (0, 1):
@@ -163,13 +163,13 @@ def test_workers_give_the_same_to_the_bit():
     assert torch.equal(*batches)
 
 
-def test_an_unknown_id_leads_to_known_ones():
+def test_unknown_id_suggests_a_known_one():
     pytest.importorskip("rware")
     with pytest.raises(ConfigError, match="did you mean 'rware-tiny-2ag-v2'"):
         make_env("pettingzoo/rware/rware-tiny-2ag-v9", num_envs=1)
 
 
-def test_a_missing_package_is_named(monkeypatch):
+def test_missing_package_error_has_a_pip_line(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     from torchrl_marl.envs.pettingzoo.tuple_env import named
 

@@ -1,4 +1,4 @@
-"""VmasEnv: what it shares with VMAS itself and with TorchRL's, and what it adds."""
+"""VmasEnv: equal to VMAS and to TorchRL's VmasEnv, and its additions."""
 
 import warnings
 
@@ -33,7 +33,7 @@ def stepped(env, n=2):
 
 
 @pytest.mark.parametrize("scenario", ["balance", "navigation", "simple_spread"])
-def test_a_full_reset_and_the_steps_after_it_are_those_of_vmas(scenario):
+def test_full_reset_and_steps_equal_vmas(scenario):
     env = VmasEnv(scenario, num_envs=6, seed=4)
     stock = vmas.make_env(scenario, 6)
     expected, td = stock.reset(seed=offset_seed(4)), env.reset()
@@ -46,8 +46,8 @@ def test_a_full_reset_and_the_steps_after_it_are_those_of_vmas(scenario):
         assert torch.equal(td["terminated"].squeeze(-1), dones)
 
 
-def test_a_policy_of_the_same_seed_does_not_draw_the_worlds_numbers():
-    """Stock VMAS draws what ``torch.manual_seed`` of its seed gives, to everybody."""
+def test_env_and_policy_with_the_same_seed_draw_different_numbers():
+    """Stock VMAS seeds the global generator by ``torch.manual_seed`` and draws from it."""
     env = VmasEnv("simple_spread", num_envs=6, seed=4)
     stock = vmas.make_env("simple_spread", 6)
     for _ in range(2):
@@ -60,7 +60,7 @@ def test_a_policy_of_the_same_seed_does_not_draw_the_worlds_numbers():
         assert not torch.equal(env.random_state.state_dict()["torch"], own)
 
 
-def test_it_drops_in_for_torchrls():
+def test_drop_in_replacement_for_the_vmas_env_of_torchrl():
     kwargs = {"num_envs": 4, "seed": 0, "continuous_actions": False, "n_agents": 3}
     ours, theirs = VmasEnv("balance", **kwargs), torchrl.envs.VmasEnv("balance", **kwargs)
     assert ours.group_map == theirs.group_map
@@ -72,7 +72,7 @@ def test_it_drops_in_for_torchrls():
     assert set(found.keys(True, True)) - extra == set(expected.keys(True, True))
 
 
-def test_a_time_limit_is_truncated():
+def test_time_limit_truncates():
     env = VmasEnv("balance", num_envs=4, seed=0, max_steps=3)
     td = env.rollout(3, break_when_any_done=False)["next"]
     ended = td["terminated"].any(1)
@@ -89,7 +89,7 @@ def test_a_time_limit_is_truncated():
         ("simple_speaker_listener", lambda env: env.world.agents[0].goal_b),
     ],
 )
-def test_goals_of_running_envs_stay(scenario, goal):
+def test_partial_reset_keeps_goals_of_running_envs(scenario, goal):
     # These scenarios choose their goal object, for all envs, in a full reset.
     env = VmasEnv(scenario, num_envs=6, seed=0)
     td = stepped(env)
@@ -116,7 +116,7 @@ def test_goals_of_running_envs_stay(scenario, goal):
         ("simple_tag", 4, {}),
     ],
 )
-def test_the_number_of_envs_may_be_that_of_something_else(scenario, num_envs, kwargs):
+def test_num_envs_may_equal_another_dimension(scenario, num_envs, kwargs):
     env = VmasEnv(scenario, num_envs=num_envs, seed=0, **kwargs)
     td = stepped(env)
     chosen = list(range(0, num_envs, 2))
@@ -131,7 +131,7 @@ def test_the_number_of_envs_may_be_that_of_something_else(scenario, num_envs, kw
     assert not after_reset["done"].any()
 
 
-def test_partial_resets_start_as_full_ones_do():
+def test_partial_resets_have_the_distribution_of_full_resets():
     def goals(env):
         return env._env.scenario.package.goal.state.pos
 
@@ -148,7 +148,7 @@ def test_partial_resets_start_as_full_ones_do():
     torch.testing.assert_close(full.amax(0), partial.amax(0), atol=0.02, rtol=0)
 
 
-def test_starts_of_one_env_do_not_repeat():
+def test_repeated_resets_of_one_env_differ():
     env = VmasEnv("balance", num_envs=3, seed=0)
     td, seen = env.reset(), []
     for _ in range(8):
@@ -158,7 +158,7 @@ def test_starts_of_one_env_do_not_repeat():
 
 
 class Remembers(vmas.make_env("balance", 1).scenario.__class__):
-    """What it observes is noisy, and remembers: in place and in a new tensor."""
+    """Observations are noisy and have a memory, in place and in a new tensor."""
 
     def make_world(self, batch_dim, device, **kwargs):
         self.looks, self.history = torch.zeros(batch_dim), torch.zeros(batch_dim, 3)
@@ -181,7 +181,7 @@ class RemembersInAView(Remembers):
 
 
 class BeginsAnew(Remembers):
-    """A start that depended on what was before would be refused by graphs."""
+    """Clears its memory, since graphs refuse initial states that depend on earlier ones."""
 
     def reset_world_at(self, env_index=None):
         super().reset_world_at(env_index)
@@ -193,7 +193,7 @@ class BeginsAnew(Remembers):
     ("make", "execution"),
     [(Remembers, "eager"), (RemembersInAView, "eager"), (BeginsAnew, "trace")],
 )
-def test_envs_that_go_on_are_not_observed_again(make, execution):
+def test_partial_reset_does_not_observe_running_envs_again(make, execution):
     env = VmasEnv(make(), num_envs=6, seed=0, n_agents=2, execution=execution)
     td = stepped(env, 2)
     looks = env._env.scenario.looks.clone()
@@ -209,7 +209,7 @@ def test_envs_that_go_on_are_not_observed_again(make, execution):
         scenario = env._env.scenario
         assert torch.equal(scenario.looks[running], looks[running])
         if execution == "eager":
-            looks[begun] += 1  # a look at the step's end, another one at the begin
+            looks[begun] += 1  # one observation at the end of the step, one at the reset
             assert torch.equal(scenario.looks, looks)
             assert scenario.view.data_ptr() == scenario.pair[:, 1].data_ptr()
         looks = scenario.looks.clone()
@@ -217,7 +217,7 @@ def test_envs_that_go_on_are_not_observed_again(make, execution):
         td = env.reset(td) if "_reset" in td.keys() else td.update(given)
 
 
-def test_a_lazy_group_keeps_the_rows_of_envs_that_go_on():
+def test_partial_reset_of_a_lazy_group_keeps_running_envs():
     env = VmasEnv("simple_tag", num_envs=4, seed=0, group_map={"all": TAG})
     td = stepped(env)
     given = env._reset(asking_reset(env, td, [2]))["all"]
@@ -226,7 +226,7 @@ def test_a_lazy_group_keeps_the_rows_of_envs_that_go_on():
         assert same.tolist() == [True, True, False, True]
 
 
-def test_a_scenario_whose_state_cannot_be_read_is_reset_env_by_env():
+def test_scenario_with_unreadable_state_is_reset_env_by_env():
     env = VmasEnv("road_traffic", num_envs=2, seed=0, n_agents=4)
     td = env.rand_step(env.reset())["next"]
     with pytest.warns(UserWarning, match="road_traffic: envs are reset one by one"):
@@ -249,7 +249,7 @@ def test_info_on_request():
     assert torch.equal(first["next", "agents", "reward"], second["next", "agents", "reward"])
 
 
-def test_a_state_for_the_critic():
+def test_central_state():
     env = VmasEnv("balance", num_envs=3, seed=0, state="observations", n_agents=2)
     td = env.rollout(2)
     assert torch.equal(td["next", "state"], td["next", "agents", "observation"].flatten(2))
@@ -261,7 +261,7 @@ def test_a_state_for_the_critic():
         VmasEnv("balance", num_envs=3, state="all")
 
 
-def test_what_is_refused():
+def test_invalid_arguments_are_refused():
     with pytest.raises(ConfigError, match="no argument 'n_agent'; did you mean 'n_agents'"):
         VmasEnv("balance", num_envs=2, n_agent=9)
     with pytest.raises(ConfigError, match="unknown VMAS scenario 'blance'; did you mean 'balance'"):
@@ -280,7 +280,7 @@ def test_what_is_refused():
         ((4, 1, 1), "is not compatible"),
     ],
 )
-def test_a_wrong_batch_size_is_torchrls_error_and_ours(batch_size, words):
+def test_wrong_batch_size_raises_the_error_of_torchrl_and_ours(batch_size, words):
     found = []
     for cls in (torchrl.envs.VmasEnv, VmasEnv):
         with pytest.raises(TypeError, match=f"^Batch size used in constructor {words}") as caught:
@@ -291,7 +291,7 @@ def test_a_wrong_batch_size_is_torchrls_error_and_ours(batch_size, words):
     assert f"batch_size is {batch_size}, expected (4,)" in str(ours)
 
 
-def test_it_differs_from_torchrls_in_what_the_readme_says():
+def test_differences_to_torchrl_are_those_in_the_readme():
     """Specs, data and attributes, with one more key: ``truncated``."""
 
     def looked_at(cls, scenario):
@@ -321,7 +321,7 @@ def test_arguments_of_all_scenarios_can_be_read():
     assert all(names is None or isinstance(names, frozenset) for names in known.values())
 
 
-def test_a_scenario_of_ones_own():
+def test_custom_scenario_object():
     class Scenario(vmas.make_env("balance", 1).scenario.__class__):
         def reward(self, agent):
             return super().reward(agent) + 1000
@@ -332,7 +332,7 @@ def test_a_scenario_of_ones_own():
     reset_some(env, env.reset(), [0])
 
 
-def test_settings_changed_later_hold_after_a_reset():
+def test_attributes_changed_later_survive_a_reset():
     env = VmasEnv("balance", num_envs=4, seed=0)
     env._env.scenario.package_mass = 123.0
     snapshot = env.snapshot()
@@ -343,7 +343,7 @@ def test_settings_changed_later_hold_after_a_reset():
     assert env._env.scenario.package_mass == 123.0
 
 
-def test_starts_vary_where_a_full_reset_draws_one_layout_for_all_envs():
+def test_partial_reset_draws_a_layout_for_each_env():
     env = VmasEnv("passage", num_envs=12, max_steps=100, seed=0)
     td = env.reset()
     td["_reset"] = torch.arange(12).view(-1, 1) % 12 != 0
@@ -354,8 +354,8 @@ def test_starts_vary_where_a_full_reset_draws_one_layout_for_all_envs():
 
 
 @pytest.mark.parametrize("scenario", QUICK)
-def test_a_seed_decides_alone_whatever_the_env_was_built_with_and_did(scenario):
-    """The wind of wind_flocking goes on from episode to episode; no reset writes it."""
+def test_set_seed_overrides_the_first_seed_and_the_history(scenario):
+    """The wind of wind_flocking continues across episodes; no reset writes it."""
     fresh, used = (VmasEnv(scenario, num_envs=3, seed=seed, max_steps=3) for seed in (5, 1))
     played(used)
     used.set_seed(5)
@@ -369,12 +369,12 @@ def played(env, n=4):
     return env.rollout(n, break_when_any_done=False)
 
 
-def test_what_is_no_snapshot_is_refused():
+def test_invalid_snapshot_is_refused():
     with pytest.raises(SimulatorStateError, match=r"VmasEnv.restore: found .* without 'of'"):
         VmasEnv("balance", num_envs=1).restore({})
 
 
-def test_a_snapshot_of_another_team_is_refused():
+def test_snapshot_of_another_team_is_refused():
     three, four = (VmasEnv("balance", num_envs=2, seed=0, n_agents=n) for n in (3, 4))
     with pytest.raises(SimulatorStateError, match="does not fit"):
         four.restore(three.snapshot())

@@ -1,4 +1,4 @@
-"""A VMAS environment without branches does what the stock one does, to the bit."""
+"""A VMAS environment without branches equals the stock one bit for bit."""
 
 import pytest
 import torch
@@ -36,14 +36,14 @@ def make_world(pair, num_envs):
 
 
 class Around:
-    """What ``without_branches`` asks of an environment: its environment."""
+    """The part of an environment that ``without_branches`` needs: its ``world``."""
 
     def __init__(self, world):
         self.world = world
 
 
 def place(world, distance, angles):
-    """The second entity at a distance from the first, all turned."""
+    """Puts the second entity at a distance from the first, all rotated."""
     for e in world.landmarks:
         n = len(angles)
         e.state.pos, e.state.vel = torch.zeros(n, 2), torch.zeros(n, 2)
@@ -63,8 +63,8 @@ def reach_of(pair):
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
-def test_a_pair_that_stock_vmas_leaves_out_is_left_out(pair):
-    """Just beyond what VMAS asks for, where a line or a box would still push, and just within."""
+def test_pairs_out_of_reach_do_not_collide_as_in_stock_vmas(pair):
+    """Distances just out of reach, where a line or a box would still push, and just within."""
     torch.manual_seed(0)
     angles = torch.rand(8) * 7
     for off in (-0.05, -1e-4, 0.0, 1e-6, 1e-3, 5e-3, 0.02, 0.5):
@@ -79,8 +79,8 @@ def test_a_pair_that_stock_vmas_leaves_out_is_left_out(pair):
 
 
 @pytest.mark.parametrize("pair", [("line", "sphere"), ("box", "box")], ids="-".join)
-def test_one_near_env_lets_all_push(pair):
-    """As in stock VMAS: whether a pair is looked at is asked of all envs together."""
+def test_one_env_in_reach_enables_forces_in_all_envs(pair):
+    """As in stock VMAS, the reach of a pair is tested for all envs together."""
     angles = torch.zeros(4)
     distance = torch.full((4, 1), reach_of(pair) + 5e-3)
     near = distance.clone()
@@ -98,7 +98,7 @@ def test_one_near_env_lets_all_push(pair):
     assert not pushed[0]
 
 
-def test_joints_are_not_a_matter_of_distance():
+def test_joints_do_not_depend_on_distance():
     from vmas.simulator.joints import Joint
 
     worlds = [make_world(("box", "sphere"), 3) for _ in range(2)]
@@ -118,7 +118,7 @@ def test_joints_are_not_a_matter_of_distance():
     assert worlds[0].landmarks[0].state.vel.any()
 
 
-def test_the_world_is_left_as_it_was():
+def test_world_is_restored_after_an_error():
     world = make_world(("line", "sphere"), 2)
     world.collides = own = lambda a, b: False
     before = dict(vars(world))
@@ -129,7 +129,7 @@ def test_the_world_is_left_as_it_was():
 
 
 @pytest.mark.parametrize("scenario", ["balance", "simple_world_comm", "reverse_transport"])
-def test_a_traced_step_is_the_stock_one(scenario):
+def test_traced_step_equals_stock_vmas(scenario):
     import torch.utils._pytree as pytree
 
     torch.manual_seed(0)
@@ -189,8 +189,8 @@ def writes_far_away(world, a, b, counter):
 
 
 @pytest.mark.parametrize("off", [-0.05, 0.005, 0.5])
-def test_a_scenario_that_rewards_contact_may_ask_who_is_near(off):
-    """Beyond what VMAS asks for, where the distance alone would still be rewarded."""
+def test_rewards_for_contact_are_captured(off):
+    """Also out of reach, where the distance alone would still be rewarded."""
     pair = ("sphere", "sphere")
     world = make_world(pair, 3)
     place(world, reach_of(pair) + off, torch.zeros(3))
@@ -214,7 +214,7 @@ def test_a_scenario_that_rewards_contact_may_ask_who_is_near(off):
 @pytest.mark.parametrize(
     "function", [counts, keeps_distance, writes_far_away], ids=lambda f: f.__name__
 )
-def test_a_scenario_that_does_more_than_that_is_refused(function):
+def test_other_uses_of_collides_are_refused(function):
     world = make_world(("sphere", "sphere"), 3)
     place(world, 0.5, torch.zeros(3))
 

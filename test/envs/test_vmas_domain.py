@@ -76,8 +76,8 @@ def test_friction_by_hand():
     assert torch.allclose(found, 0.1 * factors) and factors.unique().numel() == 6
 
 
-def test_one_is_nothing():
-    """Fixed factors of 1 do the same to the bit; so does an environment without randomization."""
+def test_factors_of_one_have_no_effect():
+    """Fixed factors of 1 and no randomization give equal rollouts bit for bit."""
     runs = [balance(ranges=x) for x in ({}, dict.fromkeys(RANGES, [1, 1]), RANGES)]
     runs[2].randomize({})
     found = []
@@ -116,7 +116,7 @@ def assert_in_step(env):
         assert expected.unique().numel() == expected.numel()
 
 
-def test_a_partial_reset_draws_only_for_its_envs():
+def test_partial_reset_draws_only_for_its_envs():
     env = balance(ranges=RANGES)
     td = env.reset()
     assert_in_step(env)
@@ -128,7 +128,7 @@ def test_a_partial_reset_draws_only_for_its_envs():
             assert (x != before[name]).all(1).tolist() == [False, True, True, False]
 
 
-def test_a_snapshot_repeats():
+def test_snapshot_reproduces_draws():
     env = balance(ranges=RANGES)
     td = step_mdp(env.rollout(9, break_when_any_done=False)[:, -1])
     saved, runs = env.snapshot(), []
@@ -141,7 +141,7 @@ def test_a_snapshot_repeats():
     assert all(map(torch.equal, *(x.values() for _, x in runs)))
 
 
-def test_seeds():
+def test_seeds_reproduce_draws():
     env, runs = balance(ranges=RANGES), []
     for seed in (1, 1, 2):
         env.set_seed(seed)
@@ -150,7 +150,7 @@ def test_seeds():
     assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
 
 
-def test_scenarios_that_draw_a_layout_for_each_env():
+def test_partial_reset_of_scenario_with_a_layout_for_each_env():
     env = vmas.VmasEnv("passage", num_envs=3, seed=0, max_steps=2)
     env.randomize({"agent_mass": [0.5, 1.5]})
     td = env.reset()
@@ -173,14 +173,14 @@ def collector_of(execution, n_steps, max_steps):
     return RolloutCollector(env, push, **options)
 
 
-def test_a_graph_does_the_same_to_the_bit():
+def test_graph_equals_eager_bit_for_bit():
     eager, graph = (collector_of(x, 4, 50) for x in ("eager", "trace"))
     for _ in range(2):
         assert_equal(eager.rollout(), graph.rollout())
     assert graph.execution == "trace"
 
 
-def test_a_graph_draws_for_each_new_episode():
+def test_graph_draws_for_each_new_episode():
     collector = collector_of("trace", 5, 3)
     known = []
     for _ in range(2):
@@ -190,8 +190,8 @@ def test_a_graph_draws_for_each_new_episode():
     assert collector.execution == "trace" and not (known[0] == known[1]).any()
 
 
-def test_a_compiled_step_draws_for_each_new_episode():
-    """Also of single steps, whose graphs have a pool of their own."""
+def test_compiled_step_draws_for_each_new_episode():
+    """Also for single steps, whose graphs have a separate pool."""
     env = balance(ranges=RANGES, max_steps=2, execution="eager")
     env._execution = "trace"
     td = env.reset()
@@ -217,14 +217,14 @@ def test_a_compiled_step_draws_for_each_new_episode():
         ("het_mass", {"agent_mass": [1, 2]}, "since the scenario sets it at each reset"),
     ],
 )
-def test_wrong_ranges(scenario, ranges, message):
+def test_invalid_ranges_raise(scenario, ranges, message):
     env = vmas.VmasEnv(scenario, num_envs=2)
     with pytest.raises(ConfigError, match=message):
         env.randomize(ranges)
     assert env.domain_parameters.is_empty()
 
 
-def test_settings_of_a_scenario():
+def test_randomize_setting_of_make_env():
     ranges = {"agent_mass": 2.0, "action_delay": [1, 2]}
     env = make_env("vmas/balance", num_envs=2, max_steps=3, randomize=ranges)
     assert env.rollout(4)["agents", "action_delay"].min() >= 1

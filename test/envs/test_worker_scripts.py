@@ -1,4 +1,4 @@
-"""Workers of scripts: no guard is needed, and nothing is left, however the script ends."""
+"""Workers of scripts need no main guard and leave nothing behind, however the script ends."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ print(workers.rows["x"].tolist(), *[w._process.pid for w in workers._workers], f
 
 
 def run_script(folder, end, hangs=False):
-    """What a script without a guard prints."""
+    """Runs a script without a main guard."""
     path = Path(folder) / "script.py"
     path.write_text(SCRIPT.format(end=end, hangs=hangs), encoding="utf-8")
     started = [sys.executable, "-W", "error", str(path)]
@@ -48,7 +48,7 @@ def run_script(folder, end, hangs=False):
 
 
 def alive(process):
-    """Whether there is such a process, and it has not ended."""
+    """Whether the process is running."""
     try:
         state = Path(f"/proc/{process}/stat").read_text(encoding="utf-8")
     except OSError:
@@ -57,12 +57,12 @@ def alive(process):
 
 
 def segments():
-    """What lies in the memory that processes share."""
+    """Names of the shared memory segments of this package."""
     folder = Path("/dev/shm")
     return {path.name for path in folder.glob("*torchrl*")} if folder.exists() else set()
 
 
-def test_a_script_needs_no_guard_and_no_close(tmp_path):
+def test_script_needs_no_main_guard_and_no_close(tmp_path):
     ran = run_script(tmp_path, end="")
     assert ran.stderr == "" and ran.returncode == 0
     assert ran.stdout.count("once") == 1 and ran.stdout.count("closed") == 4
@@ -72,7 +72,7 @@ def test_a_script_needs_no_guard_and_no_close(tmp_path):
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="asks /proc")
 @pytest.mark.parametrize("hangs", [False, True])
-def test_a_parent_that_is_killed_leaves_nothing(tmp_path, hangs):
+def test_killed_parent_leaves_no_processes_or_shared_memory(tmp_path, hangs):
     end = f"workers.play() if {False} else None\nos.kill(os.getpid(), signal.SIGKILL)"
     if hangs:
         end = (

@@ -1,4 +1,4 @@
-"""Copies of an environment in processes: equal to the bit, and what happens when they fail."""
+"""Copies of an environment in processes: equal bit for bit, and their failures."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ class Walk:
 
 
 def workers_of(n_workers, n_copies=4, make=Walk, **options):
-    """Copies, begun with seeds."""
+    """Copies after a seeded reset."""
     made = Workers(make, LAYOUT, n_copies, n_workers, name="walk", **options)
     made.begin(seeds=range(n_copies))
     return made
 
 
 def played(workers, n_steps, seed=0):
-    """What so many steps with random actions led to."""
+    """The rows after each of some steps with random actions."""
     rng, seen = np.random.default_rng(seed), []
     for _ in range(n_steps):
         workers.rows["action"][:] = rng.random(workers.rows["action"].shape)
@@ -98,7 +98,7 @@ def workers(request):
     made.close()
 
 
-def test_a_layout_gives_aligned_rows_that_do_not_overlap():
+def test_layout_gives_aligned_rows_without_overlap():
     layout = RowLayout({"a": ((3,), "uint8"), "b": ((2, 2), "float64"), "c": ((), "bool")})
     rows = layout.views(bytearray(layout.n_bytes(5)), 5)
     assert {k: (x.shape, x.dtype.name) for k, x in rows.items()} == {
@@ -115,7 +115,7 @@ def test_a_layout_gives_aligned_rows_that_do_not_overlap():
     assert (rows["b"] == 1.0).all() and RowLayout({}).n_bytes(3) == 0
 
 
-def test_workers_change_nothing():
+def test_results_do_not_depend_on_workers():
     results = []
     for n_workers in (0, 1, 2, 3, 9):
         workers = workers_of(n_workers)
@@ -135,7 +135,7 @@ def test_workers_change_nothing():
             np.testing.assert_equal(same, one)
 
 
-def test_the_state_is_saved_and_loaded(workers):
+def test_state_is_saved_and_loaded(workers):
     played(workers, 3)
     states, expected = workers.save(), played(workers, 6, seed=1)
     assert len(states) == 4
@@ -143,7 +143,7 @@ def test_the_state_is_saved_and_loaded(workers):
     np.testing.assert_equal(played(workers, 6, seed=1), expected)
 
 
-def test_a_large_state_passes():
+def test_large_state_is_saved_and_loaded():
     class Large(Walk):
         def save(self):
             return bytes(3_000_000) + super().save()
@@ -158,7 +158,7 @@ def test_a_large_state_passes():
     workers.close()
 
 
-def test_what_a_copy_raises_names_it_and_leaves_the_others(workers):
+def test_error_names_its_copy_and_others_continue(workers):
     steps = workers.rows["seen"].copy()
     with pytest.raises(
         WorkerError, match=r"^Copy 2 of walk.* raised ZeroDivisionError: no more ground"
@@ -175,7 +175,7 @@ def test_what_a_copy_raises_names_it_and_leaves_the_others(workers):
 
 
 @pytest.mark.parametrize("action, kind", [(NAN, NonFiniteError), (SPEC, SpecError)])
-def test_our_own_errors_come_through(workers, action, kind):
+def test_own_error_types_are_propagated(workers, action, kind):
     with pytest.raises(kind, match=r"^Copy 1 of walk.*: the "):
         after(workers, 1, action)
     played(workers, 1)
@@ -191,7 +191,7 @@ def test_our_own_errors_come_through(workers, action, kind):
         (HANG, "did not answer within 1 s (worker_timeout) and was ended (in copy 2)"),
     ],
 )
-def test_a_lost_worker_is_told_and_the_others_stay(action, words):
+def test_lost_worker_raises_and_others_continue(action, words):
     workers = workers_of(2, timeout=1.0)
     start = time.monotonic()
     with pytest.raises(WorkerError) as raised:
@@ -215,7 +215,7 @@ def test_a_lost_worker_is_told_and_the_others_stay(action, words):
         *later("environments", (NAN, 2, [1]), (RAISE, 2, [1]), (HANG, 2, [0, 1])),
     ],
 )
-def test_restart_makes_the_lost_anew(action, n_workers, expected):
+def test_restart_replaces_failed_copies(action, n_workers, expected):
     workers = workers_of(n_workers, restart=True, timeout=1.0)
     before = workers.rows["seen"].copy()
     with pytest.warns(RuntimeWarning, match="of walk.*; restarted .restart 1"):
@@ -228,12 +228,12 @@ def test_restart_makes_the_lost_anew(action, n_workers, expected):
     again = workers_of(n_workers, restart=True, timeout=1.0)
     with pytest.warns(RuntimeWarning):
         after(again, 1, action)
-    np.testing.assert_array_equal(again.rows["seen"], begins)  # fresh seeds come from the first
+    np.testing.assert_array_equal(again.rows["seen"], begins)  # new seeds derive from the first
     workers.close()
     again.close()
 
 
-def test_wrong_spaces_are_not_mended_by_a_restart():
+def test_spec_error_is_not_restarted():
     workers = workers_of(0, restart=True)
     with pytest.raises(SpecError):
         after(workers, 1, SPEC)
@@ -241,7 +241,7 @@ def test_wrong_spaces_are_not_mended_by_a_restart():
 
 
 @pytest.mark.parametrize("n_workers", [0, 1])
-def test_the_same_step_fails_three_times(n_workers):
+def test_three_failures_in_the_same_step_raise(n_workers):
     workers = workers_of(n_workers, n_copies=1, restart=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -255,7 +255,7 @@ def test_the_same_step_fails_three_times(n_workers):
     workers.close()
 
 
-def test_restarts_without_an_end_are_an_error():
+def test_too_many_restarts_without_a_finished_episode_raise():
     workers = workers_of(0, n_copies=6, restart=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -267,7 +267,7 @@ def test_restarts_without_an_end_are_an_error():
     workers.close()
 
 
-def test_a_begin_that_always_fails_ends():
+def test_reset_that_always_fails_raises():
     class Stuck(Walk):
         def begin(self, row, seed):
             raise OSError("no level")
@@ -278,7 +278,7 @@ def test_a_begin_that_always_fails_ends():
             workers_of(0, make=Stuck, restart=True, n_copies=1)
 
 
-def test_a_mistake_of_this_package_is_not_restarted():
+def test_errors_of_this_package_are_not_restarted():
     broken: dict = {"__name__": "torchrl_marl.envs.broken"}
     exec("def play(row): raise ValueError('a mistake')", broken)
 
@@ -293,7 +293,7 @@ def test_a_mistake_of_this_package_is_not_restarted():
 
 
 @pytest.mark.parametrize("n_workers", [0, 2])
-def test_a_world_that_cannot_be_made(n_workers):
+def test_environment_that_cannot_be_built_raises(n_workers):
     def refuse():
         raise ConfigError("unknown environment 'wlak'")
 
@@ -306,14 +306,14 @@ def test_a_world_that_cannot_be_made(n_workers):
         workers_of(n_workers, make=divide, restart=True)
 
 
-def test_a_worker_that_dies_during_its_start_is_told(monkeypatch, tmp_path):
+def test_worker_that_dies_at_its_start_raises(monkeypatch, tmp_path):
     (tmp_path / "numpy.py").write_text("import os; os._exit(7)", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(WorkerError, match=r"Worker 0 of walk died with exit code 7 \(in copy 0\)"):
         workers_of(2)
 
 
-def test_what_cannot_travel_is_told():
+def test_factory_that_cannot_be_pickled_raises():
     lock = threading.Lock()
     with pytest.raises(ConfigError, match="walk cannot be sent to workers, since"):
         Workers(lambda: lock and Walk(), LAYOUT, 2, 1, name="walk")
@@ -327,12 +327,12 @@ def test_what_cannot_travel_is_told():
         ({"timeout": 0.0}, "worker_timeout is 0.0"),
     ],
 )
-def test_wrong_numbers(wrong, words):
+def test_invalid_numbers_raise(wrong, words):
     with pytest.raises(ConfigError, match=words):
         Workers(Walk, LAYOUT, **{"n_copies": 2, **wrong})
 
 
-def test_closed_once_and_for_all(workers):
+def test_closed_workers_raise_and_close_may_be_repeated(workers):
     processes = [worker._process for worker in workers._workers]
     workers.close()
     workers.close()
@@ -343,7 +343,7 @@ def test_closed_once_and_for_all(workers):
     assert workers.rows["seen"].shape == (4, 3)  # still there to be read
 
 
-def test_lambdas_and_partials_travel():
+def test_lambdas_and_partials_are_sent_to_workers():
     offset = np.arange(3.0)
 
     class Shifted(Walk):
@@ -360,7 +360,7 @@ def test_lambdas_and_partials_travel():
         workers.close()
 
 
-def test_an_interrupted_step_does_not_spoil_the_next():
+def test_interrupted_step_does_not_affect_the_next():
     workers, same = workers_of(2), workers_of(0)
     for these in (workers, same):
         these.rows["action"][:] = 0.5
@@ -374,14 +374,14 @@ def test_an_interrupted_step_does_not_spoil_the_next():
 
 @pytest.mark.environments
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_worker_leaves_signals_to_its_parent(number, workers):
+def test_workers_ignore_sigint_and_sigterm(number, workers):
     for worker in workers._workers:
         os.kill(worker._process.pid, number)
     time.sleep(0.2)
     played(workers, 2)
 
 
-def test_workers_that_nobody_needs_end():
+def test_unreferenced_workers_exit():
     workers = workers_of(1)
     process = workers._workers[0]._process
     del workers

@@ -1,4 +1,4 @@
-"""Zero-sum matrix games and Kuhn poker, move by move, and what their exact answers are."""
+"""Zero-sum matrix games and Kuhn poker: rewards move by move, and exact solutions."""
 
 import itertools
 
@@ -21,7 +21,7 @@ EQUILIBRIUM = torch.tensor(
 
 
 def play(env, *moves):
-    """Rewards of the first, and the ends, of each step."""
+    """Rewards of the first player and done flags of each step."""
     rewards, ends = [], []
     td = env.reset()
     for move in moves:
@@ -37,7 +37,7 @@ def play(env, *moves):
 # --------------------------------------------------------------------------------- zero-sum
 
 
-def test_the_second_loses_what_the_first_wins():
+def test_rewards_are_zero_sum():
     env = ZeroSum(6, payoff=[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     td = env.reset()
     td["first", "action"] = torch.tensor([[0], [0], [0], [1], [1], [1]])
@@ -61,14 +61,14 @@ def test_strategies_of_a_policy_are_exact():
     assert env.nash_conv((env.nash.row, env.nash.column)) == pytest.approx(0, abs=1e-6)
 
 
-def test_payoffs_that_are_none_are_refused():
+def test_invalid_payoffs_are_refused():
     with pytest.raises(ConfigError, match="unknown payoff 'baised'; did you mean 'biased'"):
         ZeroSum(2, payoff="baised")
     with pytest.raises(ConfigError, match=r"payoff has shape \[1, 2\], expected \[M, K\]"):
         ZeroSum(2, payoff=[[1.0, 2.0]])
 
 
-def test_actions_that_were_not_drawn_share_what_is_left():
+def test_actions_never_drawn_share_the_remaining_probability():
     action = torch.tensor([[[0]], [[2]], [[0]]])
     log_prob = torch.tensor([[[0.5]], [[0.2]], [[0.5]]]).log()
     group = TensorDict({"action": action, "action_log_prob": log_prob}, [3, 1, 1])
@@ -89,7 +89,7 @@ def test_actions_that_were_not_drawn_share_what_is_left():
     [((0, 0), 1), ((1, 1), 2), ((0, 1, 1), 2), ((1, 0), "second"), ((0, 1, 0), "first")],
 )
 def test_kuhn_move_by_move(moves, pot):
-    """Who folds loses 1; else the higher card wins what each has put in."""
+    """A player that folds loses 1; else the higher card wins the stake."""
     env = Kuhn(200, seed=0)
     env.reset()
     rewards, ends = play(env, *moves)
@@ -102,7 +102,7 @@ def test_kuhn_move_by_move(moves, pot):
     assert len({tuple(deal) for deal in env.cards.tolist()}) == 6
 
 
-def test_a_player_sees_its_own_card_only_and_waits_its_turn():
+def test_player_observes_only_its_card_and_acts_in_turn():
     env = Kuhn(50, seed=1)
     td = env.reset()
     for move, first in ((0, True), (1, False), (0, True)):
@@ -114,7 +114,7 @@ def test_a_player_sees_its_own_card_only_and_waits_its_turn():
         td = env.step(td)["next"]
 
 
-def test_kuhn_has_the_answers_that_it_states():
+def test_kuhn_matches_its_reference_values():
     env = Kuhn(2)
     assert env.nash_conv(torch.full((2, 3, 2), 0.5)) == pytest.approx(11 / 12)
     assert env.nash_conv(EQUILIBRIUM) == pytest.approx(0, abs=1e-12)
@@ -128,7 +128,7 @@ def test_kuhn_has_the_answers_that_it_states():
     assert returns.mean().item() == pytest.approx(env.random_return, abs=0.05)
 
 
-def test_nash_conv_of_a_policy_is_that_of_its_chances():
+def test_nash_conv_of_a_policy_equals_that_of_its_probabilities():
     env = Kuhn(2, seed=0)
     policy = team_policy(env)
     bets = env.bets(policy)
@@ -143,7 +143,7 @@ def test_nash_conv_of_a_policy_is_that_of_its_chances():
     assert env.nash_conv(policy) == env.nash_conv(bets)
 
 
-def test_nash_conv_is_openspiels():
+def test_nash_conv_equals_openspiel():
     pyspiel = pytest.importorskip("pyspiel")
     from open_spiel.python import policy
     from open_spiel.python.algorithms import exploitability

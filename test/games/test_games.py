@@ -31,7 +31,7 @@ def close(found, expected, **kwargs):
 
 
 @pytest.mark.parametrize("name", STORED)
-def test_answers_are_openspiels(name):
+def test_results_equal_stored_openspiel_values(name):
     assert len(STORED[name]) >= 5
     for case in STORED[name]:
         given = {k: torch.tensor(v) if isinstance(v, list) else v for k, v in case["given"].items()}
@@ -49,18 +49,18 @@ def test_pfsp_by_hand():
     close(games.pfsp(rate, "variance"), [0.0, 1.0, 0.0])
 
 
-def test_those_who_may_not_be_drawn_are_not():
+def test_excluded_opponents_get_zero_probability():
     rate = torch.tensor([[0.2, math.nan, 0.6], [1.0, math.nan, 1.0]])
     may = torch.tensor([True, False, True])
     close(games.pfsp(rate, "linear", may.expand(2, -1)), [[2 / 3, 0.0, 1 / 3], [0.5, 0.0, 0.5]])
 
 
-def test_an_unknown_weighting_is_refused():
+def test_unknown_weighting_is_refused():
     with pytest.raises(ValueError, match=r"unknown weighting 'square'; did you mean 'squared'\?"):
         games.pfsp(torch.ones(2), "square")
 
 
-def test_smoothed_by_hand():
+def test_smoothed_win_rates_by_hand():
     counts = torch.tensor([[3, 0, 0], [1, 0, 0], [5, 0, 1]])
     close(games.smoothed(*counts), [4.5 / 7, 0.5, 1 / 3])
 
@@ -81,7 +81,7 @@ def test_equilibria_by_hand():
     close(saddle.value, 20 / 7)
 
 
-def test_of_many_equilibria_the_most_even_is_found():
+def test_most_uniform_equilibrium_is_found():
     close(games.nash(torch.zeros(3, 2)).row, [1 / 3] * 3)
     # Two of the same rows share what one has; a third that ties elsewhere is bounded by a column.
     close(games.nash(torch.tensor([[1.0, -1], [-1, 1], [-1, 1]])).row, [0.5, 0.25, 0.25])
@@ -105,7 +105,7 @@ def test_no_player_gains_in_an_equilibrium(seed):
 
 
 def test_nash_average_ignores_copies_and_losers():
-    """Balduzzi et al., 2018, section 3: invariance to redundancy, and who loses to all."""
+    """Balduzzi et al., 2018, section 3: invariance to redundancy, and players that lose to all."""
     weight, score = games.nash_average(ROCK_PAPER_SCISSORS)
     close(weight, [1 / 3] * 3)
     who = torch.tensor([0, 0, 1, 2])  # rock twice
@@ -116,7 +116,7 @@ def test_nash_average_ignores_copies_and_losers():
     close(games.nash_average(better)[0], [1.0, 0.0], rtol=0, atol=1e-9)
 
 
-def test_strategies_that_are_no_distributions_are_refused():
+def test_invalid_strategies_are_refused():
     even = torch.full((3,), 1 / 3)
     for wrong in (torch.ones(3), torch.tensor([2.0, -1, 0]), even * torch.nan):
         with pytest.raises(ValueError, match="column is not a distribution"):
@@ -125,7 +125,7 @@ def test_strategies_that_are_no_distributions_are_refused():
         games.exploitability(ROCK_PAPER_SCISSORS, torch.full((2,), 0.5), even)
 
 
-def test_matrices_that_are_none_are_refused():
+def test_invalid_payoff_matrices_are_refused():
     with pytest.raises(ValueError, match="payoff is not antisymmetric"):
         games.nash_average(torch.ones(2, 2))
     with pytest.raises(ValueError, match=r"payoff has shape \[2, 3\], expected \[players"):
@@ -140,7 +140,7 @@ def test_matrices_that_are_none_are_refused():
 
 
 def test_alpha_rank_by_hand():
-    """Two players, of whom the first earns 1 in any company: odds of exp(m * alpha) or less."""
+    """The first of two players always earns 1: odds of exp(m * alpha) or less."""
     close(alpha_rank(torch.zeros(4, 4)), [0.25] * 4)
     payoff = torch.tensor([[1.0, 1.0], [0.0, 0.0]])
     # Take-overs are geometric sums; their ratio is exp((m - 1) * alpha).
@@ -148,7 +148,7 @@ def test_alpha_rank_by_hand():
     assert (first / second).item() == pytest.approx(math.exp(0.5 * 4))
 
 
-def test_no_alpha_is_too_large_for_alpha_rank():
+def test_alpha_rank_is_stable_for_large_alpha():
     beaten = torch.nn.functional.pad(ROCK_PAPER_SCISSORS, (0, 1, 0, 1), value=1.0)
     beaten[3] = -1.0
     close(alpha_rank(beaten, alpha=1e4), [1 / 3, 1 / 3, 1 / 3, 0.0], rtol=0, atol=1e-9)

@@ -1,4 +1,4 @@
-"""Ratings: by hand, without an order of games, and with intervals that hold what they promise."""
+"""Ratings: by hand, independent of the order of games, and with calibrated intervals."""
 
 import math
 
@@ -27,13 +27,13 @@ def test_two_players_by_hand():
     assert centered.error.tolist() == pytest.approx([points / 2] * 2)
 
 
-def test_a_draw_is_half_a_win_and_the_diagonal_nothing():
+def test_draws_count_half_and_the_diagonal_is_ignored():
     wins, draws = torch.tensor([[0, 30], [10, 0]]), torch.tensor([[0, 20], [20, 0]])
     same = bradley_terry(torch.tensor([[99, 40], [20, 7]]), prior=0.0)
     torch.testing.assert_close(bradley_terry(wins, draws, prior=0.0), same)
 
 
-def test_ratings_follow_the_players():
+def test_ratings_do_not_depend_on_the_order_of_players():
     wins = drawn(torch.randn(5, dtype=torch.float64) * 200, 20, None)
     order = torch.randperm(5)
     rating, error = bradley_terry(wins)
@@ -42,7 +42,7 @@ def test_ratings_follow_the_players():
     torch.testing.assert_close(again.error, error[order])
 
 
-def test_who_always_wins_has_a_finite_rating_by_the_prior_only():
+def test_unbeaten_player_needs_the_prior_for_a_finite_rating():
     wins = torch.tensor([[0, 100, 100], [0, 0, 50], [0, 50, 0]])
     rating, error = bradley_terry(wins)
     assert rating.isfinite().all() and rating[0] > rating[1] + 500 and error[0] > error[1]
@@ -51,14 +51,14 @@ def test_who_always_wins_has_a_finite_rating_by_the_prior_only():
         bradley_terry(wins, prior=0.0)
 
 
-def test_who_never_played_is_average_and_uncertain():
+def test_player_without_games_is_average_and_uncertain():
     wins = torch.tensor([[0, 5, 0], [5, 0, 0], [0, 0, 0]])
     rating, error = bradley_terry(wins)
     assert rating.abs().max() < 1e-9
     assert error[2] > error[0]
 
 
-def test_intervals_of_ratings_hold_the_strengths():
+def test_rating_intervals_cover_the_true_strengths():
     """Eight players of known strengths, each pair 40 games: 95 % intervals cover 90 to 99 %."""
     generator = torch.Generator().manual_seed(0)
     strengths = torch.linspace(-300, 300, 8, dtype=torch.float64)
@@ -78,7 +78,7 @@ def test_intervals_of_win_rates():
     assert low[1].item() == pytest.approx(10 / (10 + z**2))
 
 
-def test_counts_of_other_shapes_are_refused():
+def test_counts_of_wrong_shape_are_refused():
     with pytest.raises(ValueError, match=r"wins has shape \[2, 3\]"):
         bradley_terry(torch.ones(2, 3))
     with pytest.raises(ValueError, match=r"draws has shape \[3, 3\], expected \[2, 2\]"):

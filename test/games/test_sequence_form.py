@@ -1,4 +1,4 @@
-"""Games by their sequences: by hand, and against the matrix of all pure strategies."""
+"""Sequence-form games: by hand, and against the matrix of all pure strategies."""
 
 import itertools
 
@@ -32,7 +32,7 @@ def kuhn():
     return SequenceForm(parents, legal, torch.tensor(leaves).mT, torch.tensor(payoff).double())
 
 
-def test_kuhn_poker_is_that_of_its_pure_strategies():
+def test_kuhn_poker_equals_its_matrix_of_pure_strategies():
     game, env = kuhn(), Kuhn(1)
     assert len(game.levels) == 2
     for seed in range(5):
@@ -46,7 +46,7 @@ def test_kuhn_poker_is_that_of_its_pure_strategies():
     assert game.best_responses(policy).tolist() == pytest.approx([-1 / 18, 1 / 18], abs=1e-7)
 
 
-def test_what_is_not_legal_does_not_count():
+def test_illegal_actions_are_ignored():
     game = SequenceForm(
         parents=torch.zeros(2, 1, dtype=torch.int64),
         legal=torch.tensor([[[True, True, False]], [[True, False, True]]]),
@@ -55,11 +55,11 @@ def test_what_is_not_legal_does_not_count():
     )
     policy = torch.tensor([[[0.5, 0.5, 9.0]], [[1.0, 9.0, 0.0]]])
     assert game.value(policy) == -2.0
-    # All that the first can get is below the 0 of what is not legal.
+    # All payoffs of the first player are below the 0 of illegal actions.
     assert game.best_responses(policy).tolist() == [-1.0, 3.0]
 
 
-def test_shapes_and_circles_are_refused():
+def test_wrong_shapes_and_cycles_are_refused():
     parents = torch.zeros(2, 2, dtype=torch.int64)
     legal = torch.ones(2, 2, 2, dtype=torch.bool)
     leaves, payoff = torch.ones(2, 3, dtype=torch.int64), torch.ones(3)
@@ -76,14 +76,14 @@ if __name__ == "__main__":
 def coin_game():
     """The first sees a coin, heads or tails; both then choose a side. Heads count half of tails."""
     legal = torch.ones(2, 2, 2, dtype=torch.bool)
-    legal[1, 1] = False  # the second sees nothing, so it has a set less
+    legal[1, 1] = False  # the second player sees nothing, so it has one set less
     rows = list(itertools.product((0, 1), (0, 1), (0, 1)))
     leaves = torch.tensor([[1 + 2 * coin + a, 1 + b] for coin, a, b in rows]).mT
     payoff = torch.tensor([(1 + coin) / 2 * (1.0 if a == b else -1.0) for coin, a, b in rows])
     return SequenceForm(torch.zeros(2, 2, dtype=torch.int64), legal, leaves, payoff)
 
 
-def test_players_may_have_different_numbers_of_sets():
+def test_players_may_have_different_numbers_of_information_sets():
     policy = torch.tensor([[[0.5, 0.5], [1.0, 0.0]], [[0.75, 0.25], [0.0, 0.0]]])
     # By hand: after heads the first is even, so the second looks at tails only, and wins 1.
     assert coin_game().value(policy) == 0.5
@@ -91,7 +91,7 @@ def test_players_may_have_different_numbers_of_sets():
     assert coin_game().nash_conv(policy) == 1.75
 
 
-def test_wrong_policies_and_games_are_refused():
+def test_invalid_policies_and_games_are_refused():
     game, policy = kuhn(), torch.full((2, 6, 2), 0.5)
     for wrong in (policy * 2, policy - 1, policy * torch.nan):
         with pytest.raises(ValueError, match="policy is not a distribution"):
@@ -108,7 +108,7 @@ def test_wrong_policies_and_games_are_refused():
             SequenceForm(*parts[:i], value, *parts[i + 1 :])
 
 
-def test_kuhn_refuses_what_are_no_probabilities():
+def test_kuhn_refuses_invalid_probabilities():
     for wrong in (torch.full((2, 1, 2), 0.5), torch.full((2, 3, 2), 1.5)):
         with pytest.raises(ValueError, match="probabilities of bets"):
             Kuhn(1).nash_conv(wrong)

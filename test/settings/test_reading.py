@@ -1,4 +1,4 @@
-"""The reader on a schema of its own: sections, tags, overrides, arguments, former names."""
+"""The reader on a test schema: sections, tags, overrides, arguments, former names."""
 
 import json
 from dataclasses import dataclass, field
@@ -34,29 +34,29 @@ from torchrl_marl.settings.layers import UNFIT, WORD, converted, merged
 
 class TestPlainWords:
     @pytest.mark.parametrize("texts", [["memory=gru"], ["memory.cell=gru"]])
-    def test_a_word_for_a_section_sets_its_first_field(self, texts):
+    def test_single_value_for_a_section_sets_its_first_field(self, texts):
         assert read(Schema, parse_overrides(texts)).memory == Memory("gru", 8)
 
     @pytest.mark.parametrize(
         "texts", [["memory=gru", "memory.size=3"], ["memory.size=3", "memory=gru"]]
     )
-    def test_beside_other_settings_of_it(self, texts):
+    def test_single_value_combines_with_other_settings(self, texts):
         assert read(Schema, parse_overrides(texts)).memory == Memory("gru", 3)
 
-    def test_a_later_layer_wins(self):
+    def test_later_layer_wins(self):
         assert read(Schema, {"memory": "gru"}, {"memory.cell": "none"}).memory.cell == "none"
         assert read(Schema, {"memory.cell": "none"}, {"memory": "gru"}).memory.cell == "gru"
 
-    def test_a_later_word_wins_beside_other_settings(self):
+    def test_later_single_value_keeps_other_settings(self):
         first = merged({"memory": "none"}, {"memory": {"size": 3}})
         assert merged(first, {"memory": "gru"}) == {"memory": {WORD: "gru", "size": 3}}
 
-    def test_words_for_true_and_false(self):
+    def test_boolean_words(self):
         found = [converted(bool, word) for word in ("true", "Yes", "on", "false", "No", "off")]
         assert found == [True, True, True, False, False, False]
         assert converted(bool, "maybe") is UNFIT
 
-    def test_a_word_that_is_none(self):
+    def test_unknown_single_value_is_refused(self):
         assert refusal("memory=lstm").startswith("memory.cell is 'lstm', expected none or gru;")
         assert refusal("memory=3") == (
             "memory is 3, expected settings under it; set one of them, such as memory.cell."
@@ -64,11 +64,11 @@ class TestPlainWords:
 
 
 class TestTags:
-    def test_the_tag_chooses_the_schema(self):
+    def test_tag_selects_the_schema(self):
         assert read(Schema, {"learner": "slow", "learner.patience": 2}).learner == Slow("slow", 2)
         assert read(Schema, {"learner": "quick"}).learner == Fast("quick")
 
-    def test_what_another_has_says_so(self):
+    def test_setting_of_another_tag_is_refused(self):
         assert refusal("learner.patience=2") == (
             "learner.patience is 2, which is read only where learner.method is slow; "
             "leave learner.patience out."
@@ -80,7 +80,7 @@ class TestTags:
             "unknown setting 'learner.patienc'; did you mean 'learner.patience'?"
         )
 
-    def test_what_another_has_is_refused_whatever_its_value(self):
+    def test_default_value_of_another_tag_is_refused(self):
         assert refusal("learner=slow", "learner.speed=1") == (
             "learner.speed is 1, which is read only where learner.method is fast or quick; "
             "leave learner.speed out."
@@ -91,12 +91,12 @@ class TestTags:
         )
         assert reader.by_default == set(reader.inapplicable) == {"learner.speed"}
 
-    def test_what_does_not_apply_is_left_out_and_noted(self):
+    def test_inapplicable_settings_are_dropped_and_recorded(self):
         reader = Reader(Schema)
         assert reader.read({"learner.patience": 2}).learner == Fast()
         assert list(reader.inapplicable) == ["learner.patience"]
 
-    def test_an_unknown_word(self):
+    def test_unknown_tag_is_refused(self):
         assert refusal("learner=fest") == (
             "learner.method is 'fest', expected fast, quick or slow; did you mean 'fast'? "
             "use learner.method=fast."
@@ -104,15 +104,15 @@ class TestTags:
 
 
 class TestOverrides:
-    def test_a_group_has_the_schema_of_its_own_tag(self):
+    def test_group_override_uses_the_schema_of_its_tag(self):
         config = read(Schema, {"learner.steps": 4, "groups": {"a": "slow", "b": {"speed": 2}}})
         assert config.groups == {"a": {"method": "slow"}, "b": {"speed": 2.0}}
         assert override(config, "groups", "a") == Slow("slow", steps=4)
         assert override(config, "groups", "b") == Fast("fast", 2.0, 4)
         assert override(config, "groups", "c") == config.learner
 
-    def test_of_a_family_it_takes_over_what_both_extend(self):
-        """Not what only has the same name, nor defaults."""
+    def test_override_inherits_fields_of_the_common_base_class(self):
+        """Fields that only share a name are not inherited, nor are defaults."""
 
         class Ways:
             def words(self):
@@ -127,13 +127,13 @@ class TestOverrides:
         assert overridden(by, base, {"method": "ride"}) == Ride(far=9, pause=4)
         assert overridden(by, base, {"steps": 8}) == Walk(far=9, steps=8, pause=4)
 
-    def test_what_the_section_says_for_groups_is_theirs(self):
+    def test_section_settings_apply_to_group_overrides(self):
         config = read(Schema, {"learner.patience": 2, "groups": {"a": "slow", "b": {"steps": 1}}})
         assert config.learner == Fast()
         assert override(config, "groups", "a") == Slow("slow", 2)
         assert override(config, "groups", "b") == Fast(steps=1)
 
-    def test_refusals(self):
+    def test_invalid_overrides_are_refused(self):
         assert refusal("groups.a.patience=2").startswith(
             "groups.a.patience is 2, which is read only where groups.a.method is slow;"
         )
@@ -144,14 +144,14 @@ class TestOverrides:
 
 
 class TestArguments:
-    def test_they_are_typed_by_another_setting(self):
+    def test_argument_types_depend_on_another_setting(self):
         config = read(Schema, {"world.kwargs": {"wheels": 6.0, "color": "red"}})
         assert config.world.kwargs == {"wheels": 6, "color": "red"}
         assert isinstance(config.world.kwargs["wheels"], int)
         other = read(Schema, {"world": {"vehicle": "boat", "kwargs": {"wheels": "none"}}})
         assert other.world.kwargs == {"wheels": "none"}
 
-    def test_refusals(self):
+    def test_invalid_arguments_are_refused(self):
         assert refusal("world.kwargs.wheels=x") == (
             "world.kwargs.wheels is 'x', expected an integer, such as 4."
         )
@@ -163,7 +163,7 @@ class TestArguments:
         )
         assert "did you mean 'world.kwargs.spare'?" in refusal("spare=true")
 
-    def test_a_setting_that_moved_there(self):
+    def test_moved_setting_is_read_with_a_warning(self):
         with pytest.warns(
             FutureWarning, match=r"world\.wheels was renamed to world\.kwargs\.wheels"
         ):
@@ -175,31 +175,31 @@ class TestArguments:
 
 
 class TestFormerNames:
-    def test_the_old_name_is_understood_and_told(self):
+    def test_old_name_is_read_with_a_warning(self):
         with pytest.warns(FutureWarning, match=r"memory\.width was renamed to memory\.size"):
             assert read(Schema, {"memory": {"cell": "gru", "width": 3}}).memory.size == 3
 
-    def test_not_where_a_program_wrote_it(self, recwarn):
+    def test_old_name_is_read_silently_if_warn_is_false(self, recwarn):
         assert Reader(Schema).read({"memory.width": 3}, warn=False).memory.size == 3
         assert not recwarn
 
 
 class TestNames:
-    """``${name}`` in a text is another setting."""
+    """Interpolation: ``${name}`` in a string is another setting."""
 
-    def test_as_it_is_or_within_a_text(self):
+    def test_interpolation_alone_and_within_a_string(self):
         config = read(Schema, {"seed": 7, "name": "run_${seed}", "learner.steps": "${seed}"})
         assert (config.name, config.learner.steps) == ("run_7", 7)
         assert read(Schema, {"name": "${memory.cell}_${learner.speed}"}).name == "none_1.0"
         assert read(Schema, {"groups.a.steps": "${learner.steps}"}).groups == {"a": {"steps": 3}}
 
     @pytest.mark.parametrize("text", ["${none}", "${memory}", "${name}", "${", "${}", "a${b"])
-    def test_what_names_none(self, text):
+    def test_invalid_interpolation_is_refused(self, text):
         with pytest.raises(ConfigError, match=r"^name(: Interpolation key| is '.*', expected)"):
             read(Schema, {"name": text})
 
 
-def test_checks_of_rules_and_of_the_whole():
+def test_checks_of_fields_and_of_the_whole_config():
     assert refusal("rate=2") == "rate is 2.0, expected from 0 to 1; use rate=null."
     assert refusal("seed=10") == "seed is too large."
     check(read(Schema, {"seed": 10}), skip=("world",))
@@ -213,12 +213,12 @@ def test_checks_of_rules_and_of_the_whole():
 @pytest.mark.parametrize(
     "text", ["1e-3", "x # y", "null", "2026-01-01", "a: b", "", " ", "a\nb", "\ud800", "é", "yes"]
 )
-def test_yaml_gives_back_what_was_written(text):
+def test_yaml_round_trip(text):
     config = read(Schema, {"name": text, "world.kwargs": {"a": text, "b": [text, 1e-05]}})
     assert read(Schema, _loaded(to_yaml(config))) == config
 
 
-def test_yaml_says_every_word():
+def test_yaml_lists_all_choices():
     assert "cell: none  # What remembers. One of none, gru." in to_yaml(Schema())
     assert "method: fast  # Which way. One of fast, quick, slow." in to_yaml(Schema())
 
@@ -226,11 +226,11 @@ def test_yaml_says_every_word():
 @pytest.mark.parametrize(
     "text", ["&a {b: *a}", "!!set {a}", "!!binary aGk=", "{null: 1}", "{a: 1, a: 2}", "[" * 5000]
 )
-def test_yaml_that_is_no_setting(text):
+def test_invalid_yaml_values_are_refused(text):
     assert "expected a YAML value" in refusal(f"world.kwargs.x={text}")
 
 
-def test_aliases_that_grow_without_end():
+def test_yaml_alias_bomb_is_refused():
     bomb = "[&a [x, x, x, x, x, x, x, x, x, x]"
     for one, more in zip("abcdef", "bcdefg"):
         bomb += f", &{more} [{', '.join([f'*{one}'] * 10)}]"
@@ -267,11 +267,11 @@ class TestJsonSchema:
             ({"world": {"vehicle": "plane"}}, False),
         ],
     )
-    def test_it_takes_what_the_reader_takes(self, valid, settings, right):
+    def test_json_schema_and_reader_accept_the_same_settings(self, valid, settings, right):
         assert valid(settings) is right
 
 
-def test_a_schema_typed_into_an_interpreter_has_no_meanings():
+def test_schema_without_source_has_no_help_texts():
     names = {"dataclass": dataclass}
     exec("@dataclass(frozen=True)\nclass Typed:\n    a: int = 1\n    '''Not found.'''", names)
     assert settings_of(names["Typed"])["a"].help == ""
@@ -283,7 +283,7 @@ class Trip:
     """How."""
 
 
-def test_a_section_begins_with_the_defaults_of_its_field():
+def test_section_starts_with_the_defaults_of_its_field():
     assert read(Trip, {"way.far": 4}).way == Walk(steps=7, far=4)
     assert settings_of(Trip)["way.steps"].default == 7
     assert to_yaml(Trip()).count("steps: 7") == 1

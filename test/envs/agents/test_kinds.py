@@ -110,7 +110,7 @@ def test_flags_and_masks_by_kind():
     assert not after["terminated"].any()
 
 
-def test_who_is_dead_acts_not():
+def test_actions_of_dead_agents_are_zeroed():
     env = Pets(script=[{"terminated": [[True], [False], [True]]}])
     td = step_mdp(step(env))
     nan = [torch.full((2, 2), torch.nan), torch.ones(2, 2), torch.full((2, 1), torch.nan)]
@@ -119,10 +119,10 @@ def test_who_is_dead_acts_not():
     (seen,) = env.seen
     assert [m["action"][0].tolist() for m in seen["pets"].unbind(1)] == [[0, 0], [1, 1], [0]]
     assert seen["pets", "done"][0].flatten().tolist() == [True, False, True]
-    assert td["pets"].unbind(1)[0]["action"].isnan().all()  # the caller's stay as they are
+    assert td["pets"].unbind(1)[0]["action"].isnan().all()  # the caller's actions are unchanged
 
 
-def test_what_was_given_is_not_written_to():
+def test_in_place_write_to_earlier_output_raises():
     class Sloppy(Pets):
         def _give(self, **extra):
             self.x = self.x.add_(1) if hasattr(self, "x") else torch.zeros(2, 2, 3)
@@ -134,7 +134,7 @@ def test_what_was_given_is_not_written_to():
         step(Sloppy())
 
 
-def test_a_partial_reset_keeps_running_envs():
+def test_partial_reset_keeps_running_envs():
     env = Pets(3, max_steps=9)
     td = step_mdp(step(env, step_mdp(step(env))))
     after = env.reset(asking_reset(env, td, [1]))
@@ -176,7 +176,7 @@ def test_random_actions_are_legal(kind):
     assert env.full_action_spec["pets"].rand().batch_size == (50, 3)
 
 
-def test_random_actions_under_padding_are_padded():
+def test_random_actions_are_zero_in_padding():
     env = TransformedEnv(Pets(20), PadAgents())
     td = env.rand_action(env.reset())
     assert td["pets", "action"].shape == (20, 3, 2)

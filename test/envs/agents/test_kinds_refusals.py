@@ -1,4 +1,4 @@
-"""What an environment of several kinds of agents may not give, and actions outside their specs."""
+"""Invalid outputs of heterogeneous environments, and actions outside their specs."""
 
 import pytest
 import torch
@@ -57,12 +57,12 @@ OBSERVATION = {"cat__observation": torch.zeros(2, 2, 2)}
         ({"cat": torch.zeros(2)}, r"\('pets', 'cat'\) as a Tensor, expected a TensorDict"),
     ],
 )  # fmt: skip
-def test_what_a_world_gives_is_checked(changes, message):
+def test_invalid_output_of_reset_raises(changes, message):
     with pytest.raises(SpecError, match=message):
         Wrong("_reset", **changes).reset()
 
 
-def test_what_is_given_twice_or_stacked_otherwise_is_refused():
+def test_duplicate_or_wrongly_stacked_leaves_are_refused():
     both = {"cat__mask": torch.ones(2, 2, dtype=torch.bool)}
     both["mask"] = torch.ones(2, 3, dtype=torch.bool)
     with pytest.raises(SpecError, match=r"\('pets', 'mask'\) has shape"):
@@ -76,7 +76,7 @@ def test_what_is_given_twice_or_stacked_otherwise_is_refused():
         Across(form="lazy").reset()
 
 
-def test_actions_are_checked():
+def test_actions_of_wrong_shape_or_dtype_raise():
     env = Pets()
     td = env.rand_action(env.reset())
     wrong = td.clone()
@@ -116,7 +116,7 @@ BAD_ACTIONS = [
 
 @pytest.mark.parametrize(("spec", "bad", "message"), BAD_ACTIONS)
 @pytest.mark.parametrize("several", [False, True])
-def test_actions_outside_their_spec(spec, bad, message, several):
+def test_actions_outside_their_spec_raise(spec, bad, message, several):
     specs = [AgentSpec("a", 2, Unbounded((1,)), spec)]
     if several:
         specs.append(AgentSpec("b", 1, Unbounded((2,)), spec))
@@ -135,13 +135,13 @@ def test_actions_outside_their_spec(spec, bad, message, several):
     with pytest.raises(SpecError, match=message):
         wrong_step(0)
     step(env)
-    wrong_step(1)  # the first step was right: a look at every action would wait for the device
+    wrong_step(1)  # only the first step is checked, since a check waits for the device
     env.check = True
     with pytest.raises(SpecError, match=message):
         wrong_step(1)
 
 
-def test_observations_outside_their_spec():
+def test_observations_outside_their_spec_raise():
     dog = AgentSpec("dog", 1, Bounded(0, 9, (2,)), Categorical(2))
     env = Pets(specs=(AgentSpec("a", 2, Bounded(0, 2, (1,)), Categorical(2)), dog), check=True)
     td = step_mdp(step(env, step_mdp(step(env))))
@@ -153,7 +153,7 @@ def test_observations_outside_their_spec():
     low = Bounded(1, 2, (1,))
     with pytest.raises(SpecError, match=r"Pets._reset: .* is 0.0, expected a number from 1 to 2"):
         Pets(specs=(AgentSpec("a", 2, low, Categorical(2)),)).reset()
-    # Who is dead may see anything.
+    # Observations of dead agents are not checked.
     nested = AgentSpec("a", 2, Composite(x=Bounded(0, 2, (1,))), Categorical(2))
     env = Pets(script=[{"terminated": [[True], [False]]}], specs=(nested,), check=True)
     td = step_mdp(step(env))
@@ -184,7 +184,7 @@ def test_observations_outside_their_spec():
          r"the \('observation', 'x'\) of 'b'"),
     ],
 )  # fmt: skip
-def test_kinds_that_no_group_can_hold(kinds, message):
+def test_incompatible_kinds_in_one_group_are_refused(kinds, message):
     with pytest.raises(ConfigError, match=message):
         Pets(specs=kinds)
 
@@ -194,7 +194,7 @@ def test_unknown_arguments_are_refused():
         Pets(sed=3)
 
 
-def test_an_env_and_a_policy_of_one_seed_draw_other_numbers():
+def test_env_and_policy_with_the_same_seed_draw_different_numbers():
     class Drawing(Pets):
         def _reset(self, tensordict):
             self.drawn = torch.rand(5)

@@ -1,4 +1,4 @@
-"""Toy environments of several kinds: speaker and listener, and arena agents that are born late."""
+"""Toy environments with several kinds of agents: speaker-listener, and late spawns in Arena."""
 
 import inspect
 
@@ -34,7 +34,7 @@ def straight_on(env, td):
 
 
 @pytest.mark.parametrize("kwargs", SPEAKER_LISTENERS, ids=str)
-def test_speaker_and_listener_have_the_returns_that_they_state(kwargs):
+def test_speaker_listener_matches_its_reference_returns(kwargs):
     env = SpeakerListener(4000, max_steps=10, seed=0, **kwargs)
     group = next(iter(env.group_map))
     for policy, expected in (
@@ -50,7 +50,7 @@ def test_speaker_and_listener_have_the_returns_that_they_state(kwargs):
     assert env.random_return < 5 * env.heuristic_return
 
 
-def test_speaker_and_listener_are_of_tutorial_size():
+def test_speaker_listener_source_is_short():
     source = inspect.getsource(SpeakerListener)
     body = source[
         source.index("    def __init__") : source.index("    @property\n    def heuristic")
@@ -59,18 +59,18 @@ def test_speaker_and_listener_are_of_tutorial_size():
     assert len(lines) < 50
     names = [line.strip() for line in lines]
     signature = names.index(") -> None:")
-    assert len(lines) - signature <= 40  # a tutorial's own has no options
+    assert len(lines) - signature <= 40  # the tutorial's version has no options
 
 
-def test_speaker_and_listener_refuse_what_cannot_be():
+def test_speaker_listener_refuses_invalid_arguments():
     with pytest.raises(ConfigError, match="one_group=True needs continuous_speech=True"):
         SpeakerListener(2, one_group=True)
 
 
-# ------------------------------------------------------------------------------------ late births
+# ------------------------------------------------------------------------------------ late spawns
 
 
-def test_arena_agents_are_born_late():
+def test_arena_agents_spawn_late():
     env = Arena(3, n_agents=3, years=3, late_spawn=2, kinds=2, seed=0)
     td = env.reset()
     masks, done = [], []
@@ -88,14 +88,14 @@ def test_arena_agents_are_born_late():
     assert td["terminated"].all()
 
 
-def test_who_was_never_born_ends_with_the_episode():
+def test_agents_that_never_spawn_end_with_the_episode():
     env = Arena(2, n_agents=2, years=3, late_spawn=9, max_steps=5)
     td = env.rollout(5, break_when_any_done=False)["next"]
-    assert not td["agents", "mask"][:, :-1, 1].any()  # who waits at a time limit lives
+    assert not td["agents", "mask"][:, :-1, 1].any()  # a waiting agent is alive at the time limit
     assert td["truncated"][:, -1].all()
     assert td["agents", "truncated"][:, -1, 1].all()
     assert not td["agents", "done"][:, :-1, 1].any()
-    # Nobody lives between the first one's death and the second one's birth: the environment waits.
+    # No agent is alive between the first death and the second spawn; the episode continues.
     env = Arena(2, n_agents=2, years=1, late_spawn=3)
     td = env.rollout(5, break_when_any_done=False)["next"]
     assert td["terminated"][0].flatten().tolist() == [False] * 4 + [True]
