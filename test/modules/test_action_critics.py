@@ -1,4 +1,4 @@
-"""Critics of actions: who sees whose actions, in which units, of agents that differ."""
+"""Critics of actions: which actions they read, in which units, of agents that differ."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def awake(critic):
     return critic
 
 
-def test_own_all_and_the_groups_actions():
+def test_actions_read_by_local_and_centralized_critics():
     group = make_group(n=2, state=3)
     td = observed(group, 4)
     local = awake(make_action_critic(group, centralized=False))
@@ -46,7 +46,7 @@ def test_own_all_and_the_groups_actions():
         assert influence(central, td, group, group.action_key) == [[1, 1], [1, 1]]
 
 
-def test_joined_groups_see_their_own_groups_agents_or_all():
+def test_joined_critic_reads_own_group_or_all_groups():
     groups = make_group(n=2, name="cat", o=4), make_group(n=1, name="mouse", o=3)
     joined = join(groups)
     td = observed(groups[0], 4)
@@ -59,7 +59,7 @@ def test_joined_groups_see_their_own_groups_agents_or_all():
     assert influence(across, together, joined, key) == [[1, 1, 1]] * 3
 
 
-def test_a_critic_across_groups_sees_no_actions_of_another_learners_groups():
+def test_critic_reads_no_actions_of_another_learners_groups():
     cat, mouse = make_group(n=2, name="cat", o=4), make_group(n=1, name="mouse", o=3)
     seen = join((mouse, cat), same_actions=False)
     td = observed(cat, 4)
@@ -72,7 +72,7 @@ def test_a_critic_across_groups_sees_no_actions_of_another_learners_groups():
 
 
 @pytest.mark.parametrize("kind", sorted(set(ACTIONS) - {"multi_discrete", "hybrid"}))
-def test_actions_are_read_in_one_unit(kind):
+def test_actions_are_scaled_to_one_unit(kind):
     group = make_group(kind, n=2)
     features = ActionFeatures(group)
     td = observed(group, 50)
@@ -88,8 +88,8 @@ def test_actions_are_read_in_one_unit(kind):
         assert torch.equal(features(straight), straight)
 
 
-def test_agents_that_differ_are_read_without_their_padding():
-    """Two kinds: sees 4 and does 2, sees 2 and does 1; what padding holds changes nothing."""
+def test_padding_of_heterogeneous_agents_is_ignored():
+    """Kinds of 4 and 2 observation features, and of 2 and 1 actions; padding has no effect."""
     wide = AgentSpec("wide", 1, Unbounded((4,)), Bounded(-2, 2, (2,)))
     small = AgentSpec("small", 1, Unbounded((2,)), Bounded(-1, 1, (1,)))
     group = join(tuple(TeamSpec([wide, small]).groups.values()))
@@ -109,7 +109,7 @@ def test_agents_that_differ_are_read_without_their_padding():
 
 
 @pytest.mark.parametrize("architecture", ["set", "attention"])
-def test_sets_of_agents_and_their_actions(architecture):
+def test_set_critics_are_equivariant_and_read_all_actions(architecture):
     group = make_group()
     critic = awake(make_action_critic(group, CriticConfig([8], architecture=architecture)))
     td = observed(group, 4)
@@ -122,7 +122,7 @@ def test_sets_of_agents_and_their_actions(architecture):
 
 
 class MeanBody(nn.Module):
-    """Reads an agent's own features beside the mean of all."""
+    """Reads an agent's own features and the mean of all."""
 
     def __init__(self, group, out_features, config, *, gain, device=None):
         super().__init__()
@@ -133,7 +133,7 @@ class MeanBody(nn.Module):
         return self.layer(torch.cat([features, mean], -1)), None
 
 
-def test_a_body_over_the_agents():
+def test_custom_body_over_all_agents():
     register_body("means", "the mean of all", body=MeanBody)
     try:
         group = make_group(n=2)

@@ -30,7 +30,7 @@ ALL = [*ACTIONS]
 
 
 def lively(actor):
-    """The first weights give nearly equal outputs; here differences are to be seen."""
+    """Perturbs the initial weights, which give nearly equal outputs."""
     with torch.no_grad():
         for parameter in actor.parameters():
             parameter.add_(0.5 * torch.randn_like(parameter))
@@ -68,7 +68,7 @@ def test_shapes_and_keys(kind, mask, share, batch):
     torch.testing.assert_close(log_prob, td["car", "action_log_prob"], rtol=1e-3, atol=1e-3)
 
 
-def test_bounds_of_each_feature_hold():
+def test_actions_stay_within_bounds_of_each_feature():
     group = make_group("wide")
     td = lively(make_actor(group))(make_observed(group, 2000))
     action = td["car", "action"]
@@ -78,9 +78,9 @@ def test_bounds_of_each_feature_hold():
     assert action[..., 1].max() > 2.5
 
 
-def test_the_density_of_bounded_actions_integrates_to_one():
+def test_density_of_bounded_actions_integrates_to_one():
     group = TeamSpec([AgentSpec("car", 1, Unbounded((5,)), Bounded(0, 4, (1,)))]).groups["car"]
-    actor = make_actor(group)  # of a scale near 1, so that it hardly reaches the bounds
+    actor = make_actor(group)  # its scale is near 1, so that few actions are near the bounds
     td = make_observed(group, 1, alive=2.0)
     distribution = actor.get_dist(td)
     grid = torch.linspace(1e-4, 4 - 1e-4, 20_001, dtype=torch.float32)
@@ -109,7 +109,7 @@ def test_illegal_actions_are_never_drawn(kind):
 
 
 @pytest.mark.parametrize("kind", DISCRETE)
-def test_who_has_no_legal_action_draws_and_stays_finite(kind):
+def test_agent_without_legal_action_draws_and_stays_finite(kind):
     group = make_group(kind, action_mask=True)
     actor = lively(make_actor(group))
     td = make_observed(group, 200)
@@ -127,7 +127,7 @@ def test_who_has_no_legal_action_draws_and_stays_finite(kind):
     assert all(bool(p.grad.isfinite().all()) for p in actor.parameters())
 
 
-def test_a_masked_entropy_is_that_of_the_legal_actions():
+def test_entropy_counts_legal_actions_only():
     group = make_group("categorical", 1, action_mask=True)
     actor = make_actor(group)
     with torch.no_grad():
@@ -147,7 +147,7 @@ def test_a_masked_entropy_is_that_of_the_legal_actions():
         (torch.ones(5, 3, 3).bool(), r"is \(5, 3, 3\), expected \(5, 3, 4\)"),
     ],
 )
-def test_a_wrong_action_mask_is_refused(wrong, message):
+def test_action_mask_of_wrong_shape_or_dtype_raises(wrong, message):
     group = make_group("categorical", action_mask=True)
     td = make_observed(group, 5)
     td["car", "action_mask"] = wrong
@@ -183,7 +183,7 @@ def test_permuting_agents_permutes_outputs(kind, share):
         torch.testing.assert_close(*actions, atol=1e-5, rtol=1e-5)
 
 
-def test_each_agent_has_weights_of_its_own():
+def test_unshared_agents_have_separate_weights():
     group = make_group(mask=False)
     actor = make_actor(group, NetworkConfig([8], share_params=False))
     td = make_observed(group, 1)
@@ -199,7 +199,7 @@ def test_each_agent_has_weights_of_its_own():
 
 
 @pairwise(kind=ALL, value=POISON, share=[True, False], norm=[True, False])
-def test_masked_observations_reach_nobody(kind, value, share, norm):
+def test_masked_observations_have_no_effect(kind, value, share, norm):
     group = make_group(kind, action_mask=kind in DISCRETE)
     norm = ObservationNorm(5) if norm else None
     actor = make_actor(group, NetworkConfig([8], share_params=share), observation_norm=norm)
@@ -243,7 +243,7 @@ def test_dict_and_image_observations_are_flattened():
         assert not torch.allclose(actor(other)["car", "loc"], loc)
 
 
-def test_the_observation_norm_is_applied():
+def test_observation_norm_is_applied():
     group = make_group(mask=False)
     norm = ObservationNorm(5)
     actor = lively(make_actor(group, NetworkConfig([8]), observation_norm=norm))
@@ -266,7 +266,7 @@ def test_actions_without_a_distribution_are_refused():
         make_actor(TeamSpec([spec]).groups["car"])
 
 
-def test_the_first_policy_is_nearly_uniform():
+def test_initial_policy_is_nearly_uniform():
     group = make_group("categorical")
     probability = make_actor(group).get_dist(make_observed(group, 100)).probs
     assert (probability - 0.25).abs().max() < 0.02
@@ -286,14 +286,14 @@ def test_bounds_on_one_side_only_are_refused():
         ([1.0, 3e38], "too far apart for torch.float"),
     ],
 )
-def test_ranges_without_a_squashed_normal_are_refused(high, message):
+def test_degenerate_action_ranges_raise(high, message):
     bounds = Bounded(torch.tensor([-1.0, -1.0 if high[1] < 0 else -3e38]), torch.tensor(high), (2,))
     group = TeamSpec([AgentSpec("car", 2, Unbounded((3,)), bounds)]).groups["car"]
     with pytest.raises(ValueError, match=message):
         make_actor(group)
 
 
-def test_a_deterministic_actor_refuses_bounds_that_overflow():
+def test_deterministic_actor_refuses_overflowing_bounds():
     bounds = Bounded(-3e38, 3e38, (2,))
     group = TeamSpec([AgentSpec("car", 2, Unbounded((3,)), bounds)]).groups["car"]
     with pytest.raises(ValueError, match="too far apart for torch.float32"):
@@ -301,7 +301,7 @@ def test_a_deterministic_actor_refuses_bounds_that_overflow():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_observations_are_read_in_the_dtype_of_the_network(dtype):
+def test_observations_are_cast_to_the_network_dtype(dtype):
     group = make_group("categorical")
     td = make_observed(group, 3)
     key = group.key("observation")

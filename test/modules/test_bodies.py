@@ -1,4 +1,4 @@
-"""Bodies and ways of sharing of one's own."""
+"""Custom bodies and custom kinds of parameter sharing."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ from torchrl_marl.specs.joining import join
 
 
 class MeanBody(nn.Module):
-    """Reads an agent's own features beside the mean of those alive that it may hear."""
+    """Reads an agent's own features and the mean over the living agents linked to it."""
 
     def __init__(self, group, out_features, config, *, gain, device=None):
         super().__init__()
@@ -50,7 +50,7 @@ def mean_body():
 
 
 class TestBodyOfOnesOwn:
-    def test_it_hears_the_living_of_its_group(self, mean_body):
+    def test_custom_body_reads_living_agents_of_its_group(self, mean_body):
         cat = AgentSpec("cat", 2, Unbounded((3,)), Categorical(4))
         mouse = AgentSpec("mouse", 2, Unbounded((3,)), Categorical(4))
         group = join(tuple(TeamSpec([cat, mouse]).groups.values()))
@@ -73,7 +73,7 @@ class TestBodyOfOnesOwn:
             expected = {0: [1, 1, 0, 0], 1: [1, 1, 0, 0], 2: [0, 0, 1, 1], 3: [0, 0, 0, 0]}[i]
             assert changed == [bool(x) for x in expected]
 
-    def test_it_trains_by_an_override(self, mean_body, tmp_path):
+    def test_custom_body_is_chosen_by_an_override_and_trains(self, mean_body, tmp_path):
         """Also as the body of a central critic, and as a replayed graph."""
         run = torchrl_marl.train(
             "toy_arena_mappo",
@@ -93,8 +93,8 @@ class TestBodyOfOnesOwn:
         assert run.config.learner.actor.body == "mean"
         assert any(isinstance(module, MeanBody) for module in run.policy.modules())
 
-    def test_one_of_single_agents_trains_in_a_population(self, tmp_path):
-        """As the built-in network from the same builder, to the bit."""
+    def test_per_agent_body_trains_in_a_population(self, tmp_path):
+        """Bitwise equal to the built-in network from the same builder."""
         register_body("copy", "the network of mlp", network=make_mlp)
         try:
             for body in ("mlp", "copy"):
@@ -106,11 +106,11 @@ class TestBodyOfOnesOwn:
         rows = [table(tmp_path / body / "seed1/metrics.csv") for body in ("mlp", "copy")]
         assert rows[0] == rows[1]
 
-    def test_one_over_all_agents_would_link_members_of_a_population(self, mean_body):
+    def test_body_over_all_agents_raises_in_a_population(self, mean_body):
         with pytest.raises(ConfigError, match="critic.body is 'mean', but it reads all agents"):
             load_config("toy_arena_mappo", ["population.size=2", "learner.critic.body=mean"])
 
-    def test_a_word_has_one_meaning(self, mean_body):
+    def test_invalid_registrations_raise(self, mean_body):
         with pytest.raises(ConfigError, match="body 'mlp' is registered already"):
             register_body("mlp", "another", body=MeanBody)
         with pytest.raises(ConfigError, match="body 'two' has two makers, expected one"):
@@ -118,7 +118,7 @@ class TestBodyOfOnesOwn:
         with pytest.raises(ConfigError, match="body 'no' has no maker"):
             register_body("no", "none")
 
-    def test_a_cell_that_runs_again_replaces_it(self):
+    def test_rerun_notebook_cell_replaces_registration(self):
         """A notebook defines the function again, with the same name."""
         cell = "def make_own(in_features, out_features, config): return {}"
         register = "register_body('own', 'mine', network=make_own)"
@@ -134,7 +134,7 @@ class TestBodyOfOnesOwn:
         finally:
             registry.BODIES.remove("own")
 
-    def test_it_has_a_value_for_each_agent(self, mean_body):
+    def test_team_value_with_custom_body_raises(self, mean_body):
         config = CriticConfig([8], body="mean", value_per="team")
         with pytest.raises(ConfigError, match="value_per is 'team', but a network over agents"):
             make_critic(picture_group(Unbounded((3,))), config)
@@ -145,7 +145,7 @@ def mirrored(builder):
     return builder.by_index(builder.config.sharing_index[::-1])
 
 
-def test_a_way_of_sharing_of_ones_own():
+def test_custom_sharing():
     register_sharing("mirrored", "as sharing_index says, backwards", mirrored, needs_index=True)
     try:
         words = ["learner.actor.sharing=mirrored", "learner.actor.sharing_index=[1,0,0,0]"]

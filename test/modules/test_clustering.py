@@ -1,4 +1,4 @@
-"""Clusters of agents: behaviors are told apart, the dead and padding are not heard."""
+"""Clusters of agents: behaviors are separated; dead agents and padding have no effect."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ STEPS = 400
 
 
 def world_of(kinds, *, seed=0, n=1000, noise=0.1):
-    """Transitions of agents that see alike; the environment of each kind answers in its own way."""
+    """Transitions of agents with like observations; dynamics and rewards differ by kind."""
     generator = torch.Generator().manual_seed(seed)
 
     def randn(*shape):
@@ -35,12 +35,12 @@ def clusters_of(kinds, world, **kwargs):
 @pairwise(
     kinds=[(0, 1, 0, 1), (0, 0, 1, 1, 2, 2, 0, 1), (0, 0, 0, 1)], noise=[0.1, 1.0], seed=range(3)
 )
-def test_behaviors_are_told_apart(kinds, noise, seed):
+def test_behaviors_are_separated(kinds, noise, seed):
     assert clusters_of(kinds, world_of(kinds, seed=seed, noise=noise), seed=seed) == kinds
 
 
 @pytest.mark.parametrize("only", ["reward", "observation"])
-def test_reward_or_dynamics_are_enough(only):
+def test_reward_or_dynamics_alone_separate_agents(only):
     kinds = (0, 1, 1, 0)
     observation, action, after, reward = world_of(kinds)
     if only == "reward":
@@ -50,7 +50,7 @@ def test_reward_or_dynamics_are_enough(only):
     assert clusters_of(kinds, (observation, action, after, reward)) == kinds
 
 
-def test_nothing_but_the_seed_is_drawn_from():
+def test_result_depends_on_seed_and_not_on_global_rng():
     kinds = (0, 1, 0, 1)
     world = world_of(kinds)
     torch.manual_seed(1)
@@ -64,7 +64,7 @@ def test_nothing_but_the_seed_is_drawn_from():
 
 
 @pytest.mark.parametrize("value", POISON)
-def test_the_dead_are_not_heard(value):
+def test_values_of_dead_agents_have_no_effect(value):
     kinds = (0, 1, 0, 1)
     world = world_of(kinds)
     mask = torch.rand(world[0].shape[:2], generator=torch.Generator().manual_seed(5)) < 0.7
@@ -77,7 +77,7 @@ def test_the_dead_are_not_heard(value):
 
 @pytest.mark.learning
 @pytest.mark.parametrize("value", POISON)
-def test_padded_features_are_not_heard(value):
+def test_padded_features_have_no_effect(value):
     kinds = (0, 1, 0, 1)
     observation, action, after, reward = world_of(kinds)
     real = torch.ones(4, 4, dtype=torch.bool)
@@ -90,7 +90,7 @@ def test_padded_features_are_not_heard(value):
     assert results == [kinds, kinds]
 
 
-def test_constant_features_do_no_harm():
+def test_constant_features_do_not_break_clustering():
     kinds = (0, 1, 0, 1)
     observation, action, after, reward = world_of(kinds)
     constant = torch.full_like(reward, 7.0)
@@ -106,7 +106,7 @@ def test_extreme_numbers_of_clusters(n_clusters, expected):
     assert list(dict.fromkeys(found)) == list(range(expected))
 
 
-def test_bad_input_is_refused():
+def test_invalid_input_raises():
     world = world_of((0, 1, 0))
     for n_clusters in (0, 4):
         with pytest.raises(ConfigError, match=f"n_clusters is {n_clusters}, expected 1 to 3"):

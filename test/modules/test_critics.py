@@ -1,4 +1,4 @@
-"""Critics: what they see, symmetry, masks, reward units."""
+"""Critics: inputs, symmetry, masks, reward units."""
 
 import pytest
 import torch
@@ -48,8 +48,8 @@ def test_number_of_parameters(sees, width, share):
 
 
 @pytest.mark.parametrize("sees", [True, "state"])
-def test_a_shared_central_critic_is_one_network(sees):
-    """The agents' values have their hidden layers in common, and each an output of its own."""
+def test_shared_central_critic_is_one_network(sees):
+    """All agents' values share the hidden layers; each has a separate output."""
     group = make_group(state=7)
     critic = critic_of(group, centralized=sees)
     value = critic(make_observed(group, 6))["car", "state_value"]
@@ -62,7 +62,7 @@ def test_a_shared_central_critic_is_one_network(sees):
 
 
 @pytest.mark.parametrize("share", [True, False])
-def test_permuting_agents_permutes_a_local_critics_values(share):
+def test_permuting_agents_permutes_local_values(share):
     group = make_group()
     critic = critic_of(group, share, centralized=False)
     td = make_observed(group, 6)
@@ -75,7 +75,7 @@ def test_permuting_agents_permutes_a_local_critics_values(share):
 
 
 @pytest.mark.parametrize("sees", SEES)
-def test_who_sees_what(sees):
+def test_inputs_that_values_depend_on(sees):
     group = make_group(state=7, mask=False)
     critic = critic_of(group, centralized=sees)
     td = make_observed(group, 6)
@@ -94,7 +94,7 @@ def test_who_sees_what(sees):
 @pytest.mark.parametrize("value", POISON)
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("norm", [True, False])
-def test_masked_observations_reach_nobody(sees, value, share, norm):
+def test_masked_observations_have_no_effect(sees, value, share, norm):
     group = make_group()
     critic = critic_of(
         group,
@@ -116,7 +116,7 @@ def test_masked_observations_reach_nobody(sees, value, share, norm):
     for a, b in zip(*results):
         assert_same(a, b)
         assert bool(b.isfinite().all())
-    # Who lives and who does not is seen by all.
+    # All values depend on which agents are alive.
     if sees:
         everyone = td.clone()
         everyone["car", "mask"] = torch.ones_like(mask)
@@ -137,7 +137,7 @@ def test_values_are_in_reward_units():
 
 
 @pytest.mark.parametrize("share", [True, False])
-def test_a_state_of_several_dims_is_flattened(share):
+def test_state_of_several_dims_is_flattened(share):
     from torchrl.data import Bounded, Unbounded
 
     from torchrl_marl import AgentSpec, TeamSpec
@@ -183,7 +183,7 @@ def test_actors_read_observations_of_float64():
     assert actor.double().get_dist(td).deterministic_sample.dtype == torch.float64
 
 
-def test_errors():
+def test_invalid_centralized_settings_raise():
     with pytest.raises(ValueError, match=r"'car'.*no 'state'.*env.state=observations"):
         make_critic(make_group(), centralized="state")
     with pytest.raises(ValueError, match="'everything'.*True, False, 'state' or 'agent_state'"):

@@ -1,4 +1,4 @@
-"""Distributions over padded actions: agent by agent, poison, gradients, inside an actor."""
+"""Distributions over padded actions: per-agent equality, padding, gradients, actors."""
 
 import pytest
 import torch
@@ -59,7 +59,7 @@ def actions(loc, scale, kind):
 
 @pytest.mark.parametrize("kind", BOUNDS)
 @pytest.mark.parametrize("batch", [(), (5,), (2, 4)])
-def test_equals_each_agent_by_itself(kind, batch):
+def test_equals_per_agent_distributions(kind, batch):
     loc, scale = parameters(*batch)
     distribution, action = padded(loc, scale, kind), actions(loc, scale, kind)
     log_prob = distribution.log_prob(action)
@@ -82,7 +82,7 @@ def test_equals_each_agent_by_itself(kind, batch):
 
 @pytest.mark.parametrize("kind", ["normal", "unit", "scalar", "row"])
 @pytest.mark.parametrize("tanh_loc", [False, True])
-def test_without_padding_it_is_torchrls(kind, tanh_loc):
+def test_without_padding_equals_torchrl(kind, tanh_loc):
     loc, scale = parameters(7)
     action = actions(loc, scale, kind)
     keywords = {"upscale": 3.0, "tanh_loc": tanh_loc}
@@ -110,7 +110,7 @@ def test_without_padding_it_is_torchrls(kind, tanh_loc):
 
 
 @pytest.mark.parametrize("kind", BOUNDS)
-def test_draws_are_0_in_the_padding(kind):
+def test_samples_are_zero_in_padding(kind):
     loc, scale = parameters(6)
     distribution = padded(loc, scale, kind)
     draws = [distribution.sample(), distribution.rsample((4,)), distribution.deterministic_sample]
@@ -127,7 +127,7 @@ def test_draws_are_0_in_the_padding(kind):
 
 @pytest.mark.parametrize("kind", BOUNDS)
 @pytest.mark.parametrize("value", [*POISON, float("inf"), 0.0])
-def test_poison_in_the_padding_changes_nothing(kind, value):
+def test_values_in_padding_have_no_effect(kind, value):
     loc, scale = parameters(5)
     action = actions(loc, scale, kind)
 
@@ -159,7 +159,7 @@ def test_poison_in_the_padding_changes_nothing(kind, value):
 
 
 @pytest.mark.parametrize("kind", ["normal", "scalar", "tensor"])
-def test_gradients_are_right(kind):
+def test_gradients_of_log_prob_pass_gradcheck(kind):
     loc, scale = (x.double() for x in parameters(2))
     action = actions(loc, scale, kind).double()
     inputs = [x.requires_grad_() for x in (loc, scale, action)]
@@ -168,14 +168,14 @@ def test_gradients_are_right(kind):
 
 @pytest.mark.parametrize("kind", ["normal", "tensor"])
 @pytest.mark.parametrize("shape", [(3, 3), (1, 3, 3), (4, 3, 3), (2, 1, 3, 3), (2, 4, 3, 3)])
-def test_a_mask_spreads_over_batch_dims(kind, shape):
+def test_mask_broadcasts_over_batch_dims(kind, shape):
     loc, scale = parameters(2, 4)
     action = actions(loc, scale, kind)
     log_prob = padded(loc, scale, kind, MASK.expand(shape)).log_prob(action)
     assert_same(log_prob, padded(loc, scale, kind).log_prob(action))
 
 
-def test_an_agent_without_features_has_log_prob_0():
+def test_agent_without_action_features_has_log_prob_0():
     mask = MASK.clone()
     mask[1] = False
     loc, scale = parameters(2)
@@ -185,7 +185,7 @@ def test_an_agent_without_features_has_log_prob_0():
 
 
 @pytest.mark.parametrize("kind", ["normal", "tensor"])
-def test_expands(kind):
+def test_expand(kind):
     loc, scale = parameters(1)
     action = actions(*parameters(5), kind)
     one = padded(loc, scale, kind)
@@ -199,7 +199,7 @@ def test_expands(kind):
 
 
 @pytest.mark.parametrize("kind", ["normal", "unit", "tensor"])
-def test_takes_other_parameters(kind):
+def test_update_replaces_parameters(kind):
     loc, scale = parameters(4)
     action = actions(loc, scale, kind)
     distribution = padded(*parameters(4, seed=1), kind)
@@ -209,14 +209,14 @@ def test_takes_other_parameters(kind):
 
 @pytest.mark.parametrize("kind", ["normal", "tensor"])
 @pytest.mark.parametrize("scale", [0.5, torch.tensor(0.5), lambda loc: torch.full_like(loc, 0.5)])
-def test_a_scale_may_be_a_number_or_a_function(kind, scale):
+def test_scale_may_be_a_number_or_a_function(kind, scale):
     loc, _ = parameters(4)
     action = actions(loc, torch.full_like(loc, 0.5), kind)
     full = padded(loc, torch.full_like(loc, 0.5), kind).log_prob(action)
     assert_same(padded(loc, scale, kind).log_prob(action), full)
 
 
-def test_divergence_leaves_padding_out():
+def test_kl_divergence_ignores_padding():
     (loc, scale), (other, wide) = parameters(4), parameters(4, seed=1)
     divergence = kl_divergence(padded(loc, scale, "normal"), padded(other, wide, "normal"))
     for agent in range(3):
@@ -226,7 +226,7 @@ def test_divergence_leaves_padding_out():
         )
 
 
-def test_what_torchrl_does_not_define_is_not_defined():
+def test_entropy_mean_and_mode_of_tanh_normal_are_undefined():
     distribution = padded(*parameters(2), "tensor")
     assert not has_analytic_entropy(distribution)
     assert has_analytic_entropy(padded(*parameters(2), "normal"))
@@ -240,7 +240,7 @@ def test_what_torchrl_does_not_define_is_not_defined():
     assert distribution.arg_constraints == TanhNormal.arg_constraints
 
 
-def test_the_mode_can_be_searched():
+def test_get_mode_finds_most_likely_action():
     loc, scale = parameters(2)
     distribution = padded(loc, 0.3 * scale, "tensor")
     mode = distribution.get_mode()
@@ -262,7 +262,7 @@ def test_the_mode_can_be_searched():
         torch.ones(1, 1, dtype=torch.bool),
     ],
 )
-def test_a_wrong_mask_is_refused(kind, mask):
+def test_mask_of_wrong_shape_or_dtype_raises(kind, mask):
     with pytest.raises(ValueError, match=r"mask .* expected torch.bool \(3, 3\)"):
         padded(*parameters(2), kind, mask)
 
@@ -300,7 +300,7 @@ def make_actor(kind):
 
 @pytest.mark.parametrize("kind", ["normal", "unit", "tensor"])
 @pytest.mark.parametrize("how", ["RANDOM", "DETERMINISTIC", "MEAN", "MODE"])
-def test_serves_in_an_actor(kind, how):
+def test_actor_samples_and_scores_actions(kind, how):
     actor = make_actor(kind)
     td = TensorDict({"car": TensorDict({"observation": torch.randn(5, 3, 4)}, [5, 3])}, [5])
     with set_interaction_type(InteractionType[how]):
@@ -323,7 +323,7 @@ def test_serves_in_an_actor(kind, how):
 def test_padded_outputs_of_an_actor_get_no_gradient():
     actor = make_actor("tensor")
     last = torch.zeros(5, 3, 4)
-    last[:, 1] = torch.randn(5, 4)  # the bias apart, only the agent with one feature speaks
+    last[:, 1] = torch.randn(5, 4)  # besides the bias, only agent 1 has an output
     td = actor(TensorDict({"car": TensorDict({"observation": last}, [5, 3])}, [5]))
     actor.get_dist(td).log_prob(td["car", "action"])[:, 1].sum().backward()
     weight = next(p for p in actor.parameters() if p.ndim == 2).grad

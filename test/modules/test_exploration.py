@@ -1,4 +1,4 @@
-"""Exploration: what is random, what is noisy, and where actions pass as they are."""
+"""Exploration: random actions, noise, and actions that stay unchanged."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from torchrl_marl.specs.joining import join
 
 def acted(group, *batch):
     td = make_observed(group, *batch, alive=1.1)
-    if group.branches:  # no deterministic actor has several choices
+    if group.branches:  # deterministic actors do not support several choices
         return RandomActor(group)(td)
     with set_exploration_type(ExplorationType.DETERMINISTIC), torch.no_grad():
         return make_deterministic_actor(group)(td)
@@ -20,7 +20,7 @@ def acted(group, *batch):
 
 @pytest.mark.parametrize("kind", ACTIONS)
 @pytest.mark.parametrize("how", ["DETERMINISTIC", "MODE", "MEAN"])
-def test_actions_that_are_not_drawn_pass_as_they_are(kind, how):
+def test_deterministic_exploration_types_leave_actions_unchanged(kind, how):
     group = make_group(kind)
     td = acted(group, 8)
     before, state = td[group.action_key].clone(), torch.get_rng_state()
@@ -31,7 +31,7 @@ def test_actions_that_are_not_drawn_pass_as_they_are(kind, how):
 
 
 @pytest.mark.parametrize("kind", ACTIONS)
-def test_without_epsilon_and_sigma_nothing_changes(kind):
+def test_zero_epsilon_and_sigma_leave_actions_unchanged(kind):
     group = make_group(kind)
     td = acted(group, 8)
     before = td[group.action_key].clone()
@@ -40,8 +40,8 @@ def test_without_epsilon_and_sigma_nothing_changes(kind):
     torch.testing.assert_close(td[group.action_key], before)
 
 
-def test_noise_is_a_share_of_half_the_range_and_stays_within_it():
-    """Bounds -1 to 1 and 0 to 4: 0.1 and 0.2; an actor begins in the middle."""
+def test_noise_scales_with_half_the_range_and_respects_bounds():
+    """Bounds -1 to 1 and 0 to 4 give noise 0.1 and 0.2; initial actions are in the middle."""
     group = make_group("wide")
     td = acted(group, 4000)
     middle = torch.tensor([0.0, 2.0])
@@ -72,7 +72,7 @@ def test_epsilon_is_drawn_for_each_agent(kind):
     share = changed.mean(0)
     assert bool((share > 0.2).all()) and bool((share < 0.55).all())
     some = changed.sum(-1)
-    assert set(some.tolist()) == {0.0, 1.0, 2.0, 3.0}  # not the team at once
+    assert set(some.tolist()) == {0.0, 1.0, 2.0, 3.0}  # not one draw for the team
 
 
 def test_random_actions_are_legal():
@@ -84,7 +84,7 @@ def test_random_actions_are_legal():
     assert bool(legal.gather(-1, td["car", "action"].unsqueeze(-1)).all())
 
 
-def test_a_joined_actor_writes_no_log_prob_that_its_actor_has_not():
+def test_joined_deterministic_actor_writes_no_log_prob():
     from tensordict.nn import TensorDictSequential
 
     groups = make_group(n=2, name="cat", o=4), make_group(n=1, name="mouse", o=3)

@@ -82,7 +82,7 @@ def test_squashed_numbers_lie_in_their_bounds():
     torch.testing.assert_close(policy.log_prob(drawn), choice + alone.log_prob(drawn[:, 1:]))
 
 
-def test_the_entropy_of_squashed_numbers_is_estimated_and_that_of_choices_exact():
+def test_entropy_is_sampled_for_numbers_and_exact_for_choices():
     choice = Categorical(WEIGHTS).entropy()
     bounds = {"low": -torch.ones(2), "high": torch.ones(2)}
     policy = by_hand(TanhNormal, **bounds)
@@ -98,7 +98,7 @@ def test_the_entropy_of_squashed_numbers_is_estimated_and_that_of_choices_exact(
     torch.testing.assert_close(entropy_of(gated, 7), choice + numbers + math.log(2))
 
 
-def test_gradients_are_those_of_the_parts():
+def test_gradients_equal_those_of_the_parts():
     logits, loc = torch.randn(5, 3, requires_grad=True), torch.randn(5, 2, requires_grad=True)
     scale = torch.rand(5, 2).add(0.5).requires_grad_()
     action = torch.cat([torch.randint(3, (5, 1)).float(), torch.randn(5, 2)], -1)
@@ -113,7 +113,7 @@ def test_gradients_are_those_of_the_parts():
         torch.testing.assert_close(found, own)
 
 
-def test_the_ratio_is_that_of_the_whole_action():
+def test_importance_ratio_covers_the_whole_action():
     """The loss's ratio is the product of the parts' ratios."""
     group = make_group("hybrid")
     actor, critic = make_networks(group)
@@ -128,7 +128,7 @@ def test_the_ratio_is_that_of_the_whole_action():
 
 @pytest.mark.parametrize("random", [True, False])
 @pytest.mark.parametrize("numbers", [Bounded(1, 3, (2,)), Unbounded((2,))], ids=["bounded", "not"])
-def test_drawn_actions_are_in_their_spec(random, numbers):
+def test_sampled_actions_are_in_their_spec(random, numbers):
     group = TeamSpec([AgentSpec("car", 3, Unbounded((5,)), Spec([3, 2], numbers))]).groups["car"]
     td = make_observed(group, 2000)
     with torch.no_grad():
@@ -141,7 +141,7 @@ def test_drawn_actions_are_in_their_spec(random, numbers):
         torch.testing.assert_close(share, torch.full((n,), 1 / n), atol=0.03, rtol=0)
 
 
-def test_the_likeliest_choices_and_the_middle_are_played():
+def test_deterministic_action_is_argmax_and_squashed_loc():
     group = make_group("hybrid")
     actor, td = make_actor(group), make_observed(group, 7)
     with set_exploration_type(ExplorationType.DETERMINISTIC), torch.no_grad():
@@ -151,7 +151,7 @@ def test_the_likeliest_choices_and_the_middle_are_played():
 
 
 @pytest.mark.parametrize("algorithm", ["qmix", "pqn", "masac", "matd3", "vdn", "hasac"])
-def test_other_algorithms_are_refused(algorithm):
+def test_unsupported_algorithms_raise(algorithm):
     config = ALGORITHMS.schema(algorithm)(algorithm=algorithm)
     message = (
         rf"'car': its actions are hybrid, \[3\] and 2 numbers, which {algorithm} does not support; "
@@ -161,7 +161,7 @@ def test_other_algorithms_are_refused(algorithm):
         ALGORITHMS.learner(algorithm)({"car": make_group("hybrid")}, config)
 
 
-def test_noise_moves_the_numbers_alone():
+def test_noise_changes_continuous_part_only():
     group = make_group("hybrid")
     td = RandomActor(group)(make_observed(group, 500))
     before = td["car", "action"].clone()
@@ -181,13 +181,13 @@ def test_half_bounded_numbers_are_refused():
 
 @pytest.mark.parametrize("make", [make_deterministic_actor, make_action_critic, make_q_actor])
 @pytest.mark.parametrize("kind", ["hybrid", "multi_discrete"])
-def test_networks_of_values_refuse_several_choices(make, kind):
+def test_value_networks_refuse_hybrid_and_multi_discrete_actions(make, kind):
     with pytest.raises(ConfigError, match=r"are (hybrid|multi-discrete), \[.*use MAPPOLoss"):
         make(make_group(kind))
 
 
 class Noise(EnvBase):
-    """TorchRL's own kind of environment, with hybrid actions of two agents."""
+    """A TorchRL environment of two agents with hybrid actions."""
 
     def __init__(self, num_envs):
         super().__init__(batch_size=[num_envs])
@@ -214,7 +214,7 @@ class Noise(EnvBase):
         torch.manual_seed(0 if seed is None else seed)
 
 
-def test_an_environment_of_torchrl(tmp_path):
+def test_training_on_a_torchrl_environment(tmp_path):
     check_env_specs(Noise(4))
     env = TransformedEnv(Noise(8), StepCounter(10))
     settings = {key: value for key, value in SMALL.items() if not key.startswith("env")}
@@ -289,8 +289,8 @@ def parameters_of(training):
 
 
 @pytest.mark.parametrize("algorithm", first(["mappo"], ["mappo", "ippo", "happo"], "runs"))
-def test_training_is_the_same_in_a_graph(algorithm, tmp_path):
-    """Simulator, policy and update are captured, and equal the eager ones to the bit."""
+def test_captured_training_equals_eager(algorithm, tmp_path):
+    """Simulator, policy and update are captured and equal the eager ones bitwise."""
     parameters = []
     for execution in ("eager", "trace"):
         own = {"learner.algorithm": algorithm, "execution": execution}
@@ -303,7 +303,7 @@ def test_training_is_the_same_in_a_graph(algorithm, tmp_path):
         assert torch.equal(x, y)
 
 
-def test_a_run_is_resumed_to_the_bit(tmp_path):
+def test_resumed_run_is_bitwise_equal(tmp_path):
     whole = make_training(tmp_path / "whole")
     for _ in range(4):
         whole.step()

@@ -1,4 +1,4 @@
-"""Layer norm of perceptrons: by hand, in every way of sharing, and where there is none."""
+"""Layer norm of perceptrons: by hand, in every kind of sharing, and where it is refused."""
 
 import pytest
 import torch
@@ -13,8 +13,8 @@ from torchrl_marl.modules.sharing import make_shared_mlp
 from torchrl_marl.modules.unsharing import unshare
 
 
-def test_it_standardizes_by_hand():
-    """Each hidden layer is standardized before its activation, by no weights of its own."""
+def test_layer_norm_by_hand():
+    """Each hidden layer is standardized before its activation, without learned weights."""
     network = make_mlp(Features(3), 2, NetworkConfig([4], layer_norm=True), gain=1.0)
     first, _, _, last = network
     assert len(list(network.parameters())) == 4
@@ -26,8 +26,8 @@ def test_it_standardizes_by_hand():
 
 
 @pytest.mark.parametrize("sharing", ["none", "group", "trunk", "agent_id", "masks"])
-def test_every_way_of_sharing(sharing):
-    """Agents of different widths run as one, and un-shared ones answer as before."""
+def test_every_kind_of_sharing(sharing):
+    """Agents of different widths run as one batch; unsharing keeps the outputs."""
     config = NetworkConfig([8], layer_norm=True, sharing=sharing)
     network = make_shared_mlp([5, 5, 3], [2, 2, 1], [0, 0, 1], config, gain=1.0)
     stacks = [module for module in network.modules() if isinstance(module, ModuleStack)]
@@ -37,7 +37,7 @@ def test_every_way_of_sharing(sharing):
     torch.testing.assert_close(own(features), network(features))
 
 
-def test_critics_over_sets_have_none():
+def test_layer_norm_in_set_critics_raises():
     group = TeamSpec([AgentSpec("car", 3, Unbounded((5,)), Categorical(4))]).groups["car"]
     config = CriticConfig([8], architecture="set", layer_norm=True)
     with pytest.raises(ConfigError, match="layer_norm is true.*use architecture=mlp"):

@@ -1,4 +1,4 @@
-"""Mixers: TorchRL's where nobody is masked, rising in each value, each group's own."""
+"""Mixers: equal to TorchRL's without masks, monotonic, and separate for each group."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def sample(group, *batch, seed=0, alive=0.7):
 
 
 def wide(mixer):
-    """Starts that are large enough to see what they do."""
+    """Larger initial weights, so that their effects are visible."""
     for parameter in mixer.parameters():
         nn.init.normal_(parameter, std=0.5)
     return mixer
@@ -49,7 +49,7 @@ def as_torchrl(mixer, group, width):
 
 
 @pytest.mark.parametrize("seen", SEEN)
-def test_monotonic_is_torchrls(seen):
+def test_monotonic_equals_torchrl(seen):
     torch.manual_seed(0)
     group = make_group("categorical", state=4)
     mixer = wide(make_mixer(group, "monotonic", hidden=6, centralized=seen))
@@ -61,7 +61,7 @@ def test_monotonic_is_torchrls(seen):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
-def test_sum_is_torchrls_and_counts_the_living_only():
+def test_sum_equals_torchrl_and_skips_dead_agents():
     group = make_group("categorical")
     td = sample(group, 7, alive=1.1)
     value = td["car", "chosen_action_value"]
@@ -74,7 +74,7 @@ def test_sum_is_torchrls_and_counts_the_living_only():
 
 
 @pytest.mark.parametrize("seen", SEEN)
-def test_monotonic_rises_in_each_living_agents_value(seen):
+def test_monotonic_increases_in_each_living_agents_value(seen):
     torch.manual_seed(0)
     group = make_group("categorical", state=4)
     mixer = wide(make_mixer(group, centralized=seen))
@@ -87,7 +87,7 @@ def test_monotonic_rises_in_each_living_agents_value(seen):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_best_joint_action_is_each_agents_best(kind):
+def test_best_joint_action_combines_greedy_actions(kind):
     torch.manual_seed(0)
     group = make_group("categorical", n=2)
     mixer = wide(make_mixer(group, kind))
@@ -104,7 +104,7 @@ def test_the_best_joint_action_is_each_agents_best(kind):
 
 
 @pytest.mark.parametrize("seen", SEEN)
-def test_joined_groups_have_mixers_of_their_own(seen):
+def test_joined_groups_have_separate_mixers(seen):
     torch.manual_seed(0)
     one = make_group("categorical", 2, name="cat", o=4, state=3)
     other = make_group("categorical", 3, name="mouse", o=3, state=3)
@@ -154,8 +154,8 @@ def slope_at_the_start(**settings):
     return float(torch.autograd.grad(total, value)[0].mean())
 
 
-def test_the_start_is_no_saddle():
-    """Values are passed on as by TorchRL's mixer, whose layers start as ``nn.Linear`` does."""
+def test_initial_gradient_does_not_vanish():
+    """Gradients are as large as those of TorchRL's mixer, initialized like ``nn.Linear``."""
     td = sample(make_group("categorical"), 16)
     state = td["car", "observation"].flatten(-2)
     theirs = QMixer(state.shape[-1:], 32, 3, "cpu")
@@ -169,7 +169,7 @@ def test_the_start_is_no_saddle():
         assert 0.3 < own / expected < 3, settings
 
 
-def test_layers_start_as_linear_layers_do():
+def test_layers_are_initialized_like_nn_linear():
     mixer = make_mixer(make_group("categorical"), "monotonic").module
     for layer in (m for m in mixer.modules() if isinstance(m, torch.nn.Linear)):
         bound = layer.in_features**-0.5
@@ -177,7 +177,7 @@ def test_layers_start_as_linear_layers_do():
             assert 0.5 * bound < float(x.detach().abs().max()) <= bound or x.numel() < 4
 
 
-def test_none_and_what_is_refused():
+def test_no_mixer_and_invalid_settings():
     group = make_group("categorical")
     assert make_mixer(group, "none") is None
     with pytest.raises(ConfigError, match="expected one of none, sum, monotonic"):
@@ -192,7 +192,7 @@ def test_none_and_what_is_refused():
         make_mixer(group, "sum")(td)
 
 
-def test_an_actor_and_a_mixer_in_a_row():
+def test_actor_then_mixer_gives_team_value():
     group = make_group("categorical")
     td = make_observed(group, 2, 5)
     total = make_mixer(group)(make_q_actor(group)(td))["chosen_action_value"]

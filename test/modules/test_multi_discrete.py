@@ -48,14 +48,14 @@ def test_probabilities_by_hand():
     assert choices.mode.tolist() == choices.deterministic_sample.tolist() == [0, 0]
 
 
-def test_all_combinations_have_probability_one():
+def test_probabilities_of_all_combinations_sum_to_one():
     choices = MultiCategorical(torch.randn(2, 4, 9), (2, 4, 3))
     every = torch.cartesian_prod(torch.arange(2), torch.arange(4), torch.arange(3))
     total = choices.log_prob(every.view(-1, 1, 1, 3).expand(-1, 2, 4, 3)).exp().sum(0)
     torch.testing.assert_close(total, torch.ones(2, 4))
 
 
-def test_one_branch_is_a_categorical():
+def test_one_branch_equals_a_categorical():
     logits = torch.randn(5, 3, 4, requires_grad=True)
     action = torch.randint(4, (5, 3))
     found, plain = MultiCategorical(logits, (4,)), Categorical(logits=logits)
@@ -74,7 +74,7 @@ def test_gradients_are_finite_with_branches_of_unequal_size():
 
 
 @pytest.mark.parametrize("random", [True, False])
-def test_each_choice_is_drawn(random):
+def test_each_option_is_drawn_equally_often(random):
     group = make_group("multi_discrete")
     td = make_observed(group, 3000)
     (RandomActor(group) if random else make_actor(group))(td)
@@ -85,7 +85,7 @@ def test_each_choice_is_drawn(random):
         torch.testing.assert_close(share, torch.full((n,), 1 / n), atol=0.03, rtol=0)
 
 
-def test_the_likeliest_action_is_played():
+def test_deterministic_action_is_argmax_of_each_branch():
     group = make_group("multi_discrete")
     actor, td = make_actor(group), make_observed(group, 7)
     with set_exploration_type(ExplorationType.DETERMINISTIC):
@@ -95,7 +95,7 @@ def test_the_likeliest_action_is_played():
     assert torch.equal(td["car", "action"], expected)
 
 
-def test_branches_belong_to_multi_discrete_actions_alone():
+def test_only_multi_discrete_groups_have_branches():
     assert make_group("multi_discrete").branches == (3, 2)
     assert make_group("categorical").branches == make_group("bounded").branches == ()
     spec = AgentSpec("car", 2, Unbounded((5,)), MultiOneHot([2, 3]))
@@ -103,7 +103,7 @@ def test_branches_belong_to_multi_discrete_actions_alone():
 
 
 @pytest.mark.parametrize("algorithm", ["qmix", "pqn", "masac", "matd3", "vdn", "hasac"])
-def test_other_algorithms_are_refused(algorithm):
+def test_unsupported_algorithms_raise(algorithm):
     team = TeamSpec([AgentSpec("car", 2, Unbounded((5,)), Spec([2, 3]))])
     config = ALGORITHMS.schema(algorithm)(algorithm=algorithm)
     with pytest.raises(ConfigError, match=r"'car': its actions are multi-discrete, \[2, 3\]"):
@@ -111,8 +111,8 @@ def test_other_algorithms_are_refused(algorithm):
 
 
 @pytest.mark.parametrize("algorithm", ["mappo", "ippo", "happo"])
-def test_training_is_the_same_in_a_graph(algorithm, tmp_path):
-    """Simulator, policy and update are captured, and equal the eager ones to the bit."""
+def test_captured_training_equals_eager(algorithm, tmp_path):
+    """Simulator, policy and update are captured and equal the eager ones bitwise."""
     parameters = []
     for execution in ("eager", "trace"):
         training = start_training(

@@ -35,7 +35,7 @@ def test_value_norm_by_hand():
 
 @pytest.mark.parametrize("poison", [NAN, 1e9, float("inf")])
 @pytest.mark.parametrize("trailing", [True, False])
-def test_value_norm_counts_the_living(poison, trailing):
+def test_value_norm_ignores_masked_targets(poison, trailing):
     target = torch.tensor([[1.0, poison], [3.0, 5.0]]).unsqueeze(-1)
     mask = torch.tensor([[True, False], [True, True]])
     norm, expected = ValueNorm(decay=0.5), ValueNorm(decay=0.5)
@@ -45,7 +45,7 @@ def test_value_norm_counts_the_living(poison, trailing):
         torch.testing.assert_close(value, expected.state_dict()[name])
 
 
-def test_value_norm_stays_where_nobody_lives():
+def test_value_norm_is_unchanged_by_fully_masked_batch():
     norm = ValueNorm(decay=0.5)
     nobody = torch.zeros(2, 2, dtype=torch.bool)
     norm.update(torch.full((2, 2, 1), NAN), nobody)
@@ -58,9 +58,9 @@ def test_value_norm_stays_where_nobody_lives():
         assert torch.equal(value, before[name])
 
 
-def test_a_shift_moves_the_mean_and_leaves_the_variance():
+def test_shift_moves_mean_and_keeps_variance():
     norm = ValueNorm(decay=0.9)
-    norm.shift(torch.tensor(5.0))  # not started: the identity stays
+    norm.shift(torch.tensor(5.0))  # before the first update it stays the identity
     assert norm.denormalize(torch.tensor([2.0])).item() == 2.0
     for targets in ([1.0, 3.0], [4.0, 10.0]):
         norm.update(torch.tensor(targets).unsqueeze(-1))
@@ -77,7 +77,7 @@ def test_value_norm_of_equal_targets_stays_finite():
     assert bool(norm.normalize(torch.tensor([4.0, 5.0])).isfinite().all())
 
 
-def test_value_norm_is_torchrls_without_masks():
+def test_value_norm_equals_torchrl_without_masks():
     ours, theirs = ValueNorm(decay=0.8), PopArtValueNorm(beta=0.8)
     for seed in range(4):
         target = 5 + 3 * torch.randn(20, 2, 1, generator=torch.Generator().manual_seed(seed))
@@ -109,7 +109,7 @@ def test_observation_norm_has_the_exact_moments_of_all_batches(masked):
     torch.testing.assert_close(norm.variance, rows.var(0, correction=0), rtol=1e-9, atol=1e-9)
 
 
-def test_observation_norm_stays_where_nobody_lives():
+def test_observation_norm_is_unchanged_by_fully_masked_batch():
     norm = ObservationNorm(1)
     nobody = torch.zeros(2, 3, dtype=torch.bool)
     norm.update(torch.full((2, 3, 1), NAN), nobody)
@@ -119,7 +119,7 @@ def test_observation_norm_stays_where_nobody_lives():
     assert (norm.count.item(), norm.mean.item(), norm.variance.item()) == (2.0, 2.0, 1.0)
 
 
-def test_observation_norm_clips_and_keeps_the_type():
+def test_observation_norm_clips_and_keeps_dtype():
     norm = ObservationNorm(1, clip=2.0)
     norm.update(torch.tensor([[[1.0], [3.0]]]))
     out = norm(torch.tensor([[2.0], [3.0], [100.0], [-100.0]]))
@@ -129,7 +129,7 @@ def test_observation_norm_clips_and_keeps_the_type():
     )
 
 
-def test_observation_norm_is_saved():
+def test_observation_norm_state_dict():
     norm, other = ObservationNorm(2), ObservationNorm(2)
     norm.update(torch.randn(10, 3, 2))
     other.load_state_dict(norm.state_dict())
@@ -146,7 +146,7 @@ PARTS = torch.eye(3)[INDEX]
 
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("trailing", [True, False])
-def test_value_norm_of_parts_is_one_for_each(masked, trailing):
+def test_value_norm_with_membership_equals_separate_norms(masked, trailing):
     norm = ValueNorm(decay=0.8, membership=PARTS)
     alone = [ValueNorm(decay=0.8) for _ in range(3)]
     index = torch.tensor(INDEX)
@@ -156,7 +156,7 @@ def test_value_norm_of_parts_is_one_for_each(masked, trailing):
         target = torch.randn(6, 7, 5, 1) * torch.tensor(INDEX).view(-1, 1) * 3 + 10 * step
         mask = torch.rand(6, 7, 5) < 0.6 if masked else None
         if masked:
-            mask[..., index == step % 3] = False  # nobody of a part lives
+            mask[..., index == step % 3] = False  # no agent of a part is alive
             target = torch.where(mask.unsqueeze(-1), target, [NAN, 1e9][step % 2])
         norm.update(target, mask.unsqueeze(-1) if masked and trailing else mask)
         for part, own in enumerate(alone):
@@ -172,7 +172,7 @@ def test_value_norm_of_parts_is_one_for_each(masked, trailing):
     torch.testing.assert_close(norm.normalize(norm.denormalize(x)), x, rtol=1e-4, atol=1e-4)
 
 
-def test_value_norm_of_parts_keeps_what_is_broken_in_its_part():
+def test_nan_targets_stay_within_their_part():
     norm, clean = ValueNorm(membership=PARTS), ValueNorm(membership=PARTS)
     target = torch.randn(6, 5, 1)
     clean.update(target)
@@ -183,7 +183,7 @@ def test_value_norm_of_parts_keeps_what_is_broken_in_its_part():
     assert norm.scale()[2].isnan().all()
 
 
-def test_value_norm_of_parts_is_saved():
+def test_value_norm_of_parts_state_dict():
     norm, other = ValueNorm(membership=PARTS), ValueNorm(membership=PARTS)
     norm.update(torch.randn(10, 5, 1))
     other.load_state_dict(norm.state_dict())
@@ -194,7 +194,7 @@ def test_value_norm_of_parts_is_saved():
 
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("poison", [NAN, 1e9])
-def test_observation_norm_of_kinds_is_one_for_each(masked, poison):
+def test_observation_norm_of_kinds_equals_separate_norms(masked, poison):
     norm = ObservationNorm(4, kinds=INDEX)
     alone = [ObservationNorm(4) for _ in range(3)]
     index = torch.tensor(INDEX)
@@ -215,7 +215,7 @@ def test_observation_norm_of_kinds_is_one_for_each(masked, poison):
             assert_same(norm(seen)[:, rows], own(seen)[:, rows])
 
 
-def test_kinds_in_any_order():
+def test_kinds_may_come_in_any_order():
     norm, other = ObservationNorm(2, kinds=[1, 0, 1]), ObservationNorm(2, kinds=[0, 1, 0])
     x = torch.randn(6, 3, 2) * torch.tensor([1.0, 5.0, 1.0]).view(-1, 1)
     norm.update(x)
@@ -232,14 +232,14 @@ def test_one_kind_has_no_dim_of_kinds():
     assert_same(norm(x), plain(x))
 
 
-def test_other_agents_than_the_kinds_are_refused():
+def test_wrong_number_of_agents_raises():
     norm = ObservationNorm(2, kinds=[0, 1])
     with pytest.raises(ValueError, match="3 agents, expected 2"):
         norm.update(torch.zeros(4, 3, 2))
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_a_team_that_is_not_batched(n):
+def test_unbatched_team(n):
     """``[N, F]``: one row of agents."""
     norm, batched = (ObservationNorm(2, kinds=list(range(n))) for _ in range(2))
     x = torch.randn(n, 2)

@@ -1,4 +1,4 @@
-"""Convolutions over pictures, by hand and trained."""
+"""Convolutions over images: hand-computed values and training."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ SHARINGS = ("none", "full", "group", "trunk", "agent_id", "index")
 
 
 def pictures(group, *batch, seed=0):
-    """Pictures of bytes, and who is alive: not the second agent."""
+    """Images of bytes, and a mask in which the second agent is dead."""
     generator = torch.Generator().manual_seed(seed)
     shape = (*batch, *group.observation_shapes[0])
     mask = torch.ones(*batch, group.n_agents, dtype=torch.bool)
@@ -76,7 +76,7 @@ class TestPictures:
         picture = torch.randn(4, 7, 6, 2)
         torch.testing.assert_close(first(picture.permute(0, 3, 1, 2)), last(picture))
 
-    def test_channels_that_are_not_the_smaller_size(self):
+    def test_explicit_channel_position(self):
         """Overcooked's cramped room is 4 x 5 with 26 channels."""
         group = picture_group(Unbounded((4, 5, 26)))
         for channels, n in [(None, 4), ("first", 4), ("last", 26)]:
@@ -99,8 +99,8 @@ class TestPictures:
         with pytest.raises(ConfigError, match="channels is 'middle', expected first or last"):
             load_config("toy_arena_mappo", settings | {"learner.actor.channels": "middle"})
 
-    def test_a_row_by_hand(self):
-        """Two pictures of one leaf, numbers before, between and behind, bytes as shares of 255."""
+    def test_features_with_images_by_hand(self):
+        """Two images of one leaf among other numbers; bytes are divided by 255."""
         shape, scale = (2, 2, 1), 1 / 255
         pictures = (Picture(1, shape, "eye", scale), Picture(7, shape, "eye", scale))
         network = make_cnn(Features(12, pictures), 3, NetworkConfig([]), gain=1.0)
@@ -115,7 +115,7 @@ class TestPictures:
         assert len(network.encoders) == 1
         assert sum(p.numel() for p in linear.parameters()) == 3 * (2 * 128 + 4) + 3
 
-    def test_an_actor_by_hand(self):
+    def test_cnn_actor_by_hand(self):
         group = picture_group()
         actor = lively(make_actor(group, NetworkConfig(**SMALL)))
         td = actor(pictures(group, 4))
@@ -125,7 +125,7 @@ class TestPictures:
         encoding = network.encoders[0](seen.flatten(0, 1))
         torch.testing.assert_close(td["car", "logits"], network.head(encoding).view(4, 3, 4))
 
-    def test_where_pictures_are(self):
+    def test_positions_of_images_in_features(self):
         """A dict of a camera and a speed; leaves are in the order of their keys."""
         both = Composite(camera=BYTES, speed=Unbounded((2,)))
         row = agent_features(picture_group(both))[0]
@@ -135,7 +135,7 @@ class TestPictures:
         assert floats == [Features(90, (Picture(0, (6, 5, 3), "observation"),))] * 3
         assert agent_features(picture_group(Unbounded((5,)))) == [Features(5)] * 3
 
-    def test_a_picture_and_numbers(self):
+    def test_observation_of_image_and_numbers(self):
         both = Composite(camera=BYTES, speed=Unbounded((2,)))
         group = picture_group(both)
         actor = lively(make_actor(group, NetworkConfig(**SMALL)))
@@ -152,7 +152,7 @@ class TestPictures:
             assert torch.equal(after[:, 1:], before[:, 1:])
 
     @pytest.mark.parametrize("sharing", SHARINGS)
-    def test_every_way_of_sharing(self, sharing):
+    def test_every_kind_of_sharing(self, sharing):
         group = picture_group()
         actor = lively(make_actor(group, config_with(sharing)))
         td = pictures(group, 4)
@@ -166,7 +166,7 @@ class TestPictures:
         assert sum(p.numel() for p in kernels) == n * 9 * (16 * 3 + 32 * 16 + 32 * 32)
 
     @pytest.mark.parametrize("sharing", ["full", "none", "trunk"])
-    def test_unshared_networks_answer_as_before(self, sharing):
+    def test_unsharing_keeps_the_outputs(self, sharing):
         network = lively(make_agent_network(picture_group(), 4, config_with(sharing), gain=1.0))
         features = torch.randn(5, 3, 90)
         own, _ = unshare(network, 3)
@@ -174,27 +174,27 @@ class TestPictures:
         kernels = [p for p in own.parameters() if p.shape[-2:] == (3, 3)]
         assert all(len(p) == 3 for p in kernels)
 
-    def test_masks_need_perceptrons(self):
+    def test_sharing_by_masks_without_mlp_raises(self):
         with pytest.raises(ConfigError, match=r"sharing is 'masks'.*use body=mlp"):
             make_actor(picture_group(), config_with("masks"))
 
-    def test_without_a_picture(self):
+    def test_cnn_without_image_raises(self):
         with pytest.raises(ConfigError, match=r"body is 'cnn', but no observation is an image"):
             make_actor(picture_group(Unbounded((5,))), NetworkConfig(**SMALL))
 
-    def test_an_unknown_body(self):
+    def test_unknown_body_raises(self):
         with pytest.raises(ConfigError, match=r"body is 'cn'; did you mean 'cnn'.*one of mlp, cnn"):
             make_actor(picture_group(), NetworkConfig(body="cn"))
 
     @pytest.mark.parametrize("architecture", ["set", "attention"])
-    def test_critics_over_sets_have_perceptrons(self, architecture):
+    def test_set_critics_with_cnn_raise(self, architecture):
         config = CriticConfig(architecture=architecture, **SMALL)
         with pytest.raises(ConfigError, match="body is 'cnn'; use architecture=mlp or body=mlp"):
             make_critic(picture_group(), config)
 
     @pytest.mark.parametrize("centralized", [True, False])
     @pytest.mark.parametrize("sharing", ["none", "group"])
-    def test_who_a_critic_sees(self, centralized, sharing):
+    def test_agents_that_a_critic_observes(self, centralized, sharing):
         group = picture_group()
         config = config_with(sharing, kind=CriticConfig)
         critic = lively(make_critic(group, config, centralized=centralized))
@@ -205,15 +205,15 @@ class TestPictures:
         changed = (critic(td)["car", "state_value"] != before).flatten(1).all(0)
         assert changed.tolist() == ([True] * 3 if centralized else [False, False, True])
 
-    def test_a_central_critic_reads_all_agents_alike(self):
-        """One encoder for the pictures of three agents, one perceptron over the encodings."""
+    def test_central_critic_shares_one_encoder(self):
+        """One encoder for the images of three agents, one perceptron over the encodings."""
         critic = lively(make_critic(picture_group(), CriticConfig(**SMALL)))
         network = critic.module.network[0]
         assert len(network.encoders) == 1
         assert network.head[0].in_features == 3 * 32 * 6 * 5
 
     @pytest.mark.parametrize("value", POISON)
-    def test_what_masked_agents_hold_does_not_matter(self, value):
+    def test_values_of_masked_agents_have_no_effect(self, value):
         group = picture_group(Unbounded((6, 5, 3)))
         actor = lively(make_actor(group, NetworkConfig(**SMALL)))
         critic = lively(make_critic(group, CriticConfig(**SMALL)))
@@ -228,14 +228,14 @@ class TestPictures:
             found.append([total, *torch.autograd.grad(total, parameters)])
         assert all(torch.equal(a, b) for a, b in zip(*found))
 
-    def test_standardized_pictures_are_not_scaled(self):
+    def test_normalized_images_are_not_rescaled(self):
         norm = ObservationNorm(90)
         actor = make_actor(picture_group(), NetworkConfig(**SMALL), observation_norm=norm)
         assert actor.module[0].module.network[0].pictures[0].scale == 1.0
 
 
 class TestKinds:
-    """Two kinds with pictures of two sizes in one group: padded, or stacked lazily."""
+    """Two kinds with images of two sizes in one group: padded, or stacked lazily."""
 
     def group(self):
         near = AgentSpec("near", 1, Unbounded((6, 5, 3)), Categorical(4))
@@ -264,11 +264,11 @@ class TestKinds:
             torch.testing.assert_close(logits[:, agent], expected)
 
     @pytest.mark.parametrize("sharing", ["full", "trunk", "agent_id"])
-    def test_one_network_for_pictures_of_two_sizes_is_refused(self, sharing):
+    def test_one_network_for_images_of_two_sizes_is_refused(self, sharing):
         with pytest.raises(ConfigError, match="images of different shapes; use sharing=group"):
             make_actor(self.group(), config_with(sharing))
 
-    def test_groups_that_are_trained_as_one(self):
+    def test_joined_groups_with_images(self):
         near = AgentSpec("near", 1, BYTES, Categorical(4))
         far = AgentSpec("far", 2, Unbounded((4, 7, 3)), Categorical(4))
         group = join(tuple(TeamSpec([near, far]).groups.values()))
@@ -309,8 +309,8 @@ def trained(tmp_path, env, **settings):
 
 
 @pytest.mark.parametrize("execution", ["eager", "trace"])
-def test_pictures_are_learned_from(tmp_path, execution):
-    """Chance earns 1/4 an agent; a perceptron over the bytes is no better here."""
+def test_training_on_images(tmp_path, execution):
+    """Random actions earn 1/4 per agent; a perceptron over the bytes learns no more."""
     run = trained(
         tmp_path,
         Spotlights(32, seed=0),

@@ -1,4 +1,4 @@
-"""Stored players: rows of a batch with the parameters of whom they belong to."""
+"""Stored players: each row of a batch runs with the parameters of its player."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def step_of(group, *batch):
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(("rows", "members", "block"), [(37, 5, 4), (8, 8, 3), (20, 2, 32)])
-def test_rows_go_to_their_members_blocks_and_come_back(rows, members, block, seed):
+def test_rows_are_gathered_by_member_and_scattered_back(rows, members, block, seed):
     torch.manual_seed(seed)
     who = torch.randint(members, (rows,)) ** 2 // members  # some members have no row
     blocks = dispatch(who, members, block)
@@ -65,7 +65,7 @@ def test_every_row_acts_as_its_player(sharing, world, batch):
 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
-def test_players_send_messages_along_a_chain_of_agents(cell):
+def test_players_with_bicnet_communication(cell):
     bicnet = CommunicationConfig("bicnet", cell=cell, message_size=6)
     assert_rows_act_as_their_players(group_of(n_agents=4), (29,), communication=bicnet)
 
@@ -87,7 +87,7 @@ def assert_rows_act_as_their_players(group, batch, **settings):
     assert list(players.parameters()) == []
 
 
-def test_statistics_are_stored_too():
+def test_observation_statistics_are_stored_too():
     group = group_of()
     norm = ObservationNorm(group.observation_dim)
     actor = make_actor(group, NetworkConfig(num_cells=[8]), observation_norm=norm)
@@ -104,7 +104,7 @@ def test_statistics_are_stored_too():
     assert (found[1] - actor(td.clone())["agents", "logits"]).abs().max() > 1e-4
 
 
-def test_a_stored_player_is_a_copy():
+def test_stored_player_is_a_copy():
     group = group_of()
     [actor] = actors_of(group, 1)
     players = Players(actor, 2)
@@ -117,7 +117,7 @@ def test_a_stored_player_is_a_copy():
     assert torch.equal(players(td.clone())["agents", "logits"], before)
 
 
-def test_players_of_other_networks_and_steps_without_a_player_are_refused():
+def test_other_networks_and_data_without_players_raise():
     group = group_of()
     players = Players(make_actor(group, NetworkConfig(num_cells=[8])), 2)
     with pytest.raises(SpecError, match="store players of the same networks"):
@@ -126,7 +126,7 @@ def test_players_of_other_networks_and_steps_without_a_player_are_refused():
         players(step_of(group, 3))
 
 
-def test_slots_that_are_not_there_are_refused():
+def test_invalid_slots_raise():
     group = group_of()
     actor = actors_of(group, 1)[0]
     with pytest.raises(SpecError, match="n_slots is 0"):

@@ -1,4 +1,4 @@
-"""Actors of values: the best legal action, dueling values, exploration behind them."""
+"""Q-value actors: the best legal action, dueling values, exploration."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ SMALL = NetworkConfig([8])
 
 @pytest.mark.parametrize("kind", ["categorical", "one_hot"])
 @pytest.mark.parametrize("dueling", [False, True])
-def test_does_what_is_best_of_what_is_legal(kind, dueling):
+def test_greedy_action_is_best_legal_action(kind, dueling):
     torch.manual_seed(0)
     group = make_group(kind, action_mask=True)
     td = make_q_actor(group, SMALL, dueling=dueling)(make_observed(group, 64))
@@ -29,11 +29,11 @@ def test_does_what_is_best_of_what_is_legal(kind, dueling):
     assert torch.equal(action, best.argmax(-1))
     torch.testing.assert_close(own["chosen_action_value"], best.amax(-1, keepdim=True))
     assert own["action"].dtype == group.padded_spec["action"].dtype
-    assert bool(own["action_value"].abs().max() < 100)  # what is illegal keeps its value
+    assert bool(own["action_value"].abs().max() < 100)  # illegal actions keep their values
 
 
-def test_the_last_layer_starts_with_a_gain_of_one():
-    """Its rows are orthonormal, where those of a policy start at a hundredth of it."""
+def test_last_layer_is_initialized_with_gain_one():
+    """Its rows are orthonormal. Those of a policy are scaled by 0.01."""
     network = make_q_actor(make_group("categorical"), SMALL)
     *_, weight, _ = network.parameters()
     torch.testing.assert_close(weight @ weight.T, torch.eye(len(weight)), rtol=0, atol=1e-5)
@@ -51,7 +51,7 @@ def uneven():
     return join((group, make_group("categorical", n=1, name="van", o=3)))
 
 
-def test_padding_is_never_chosen_and_counts_in_no_mean():
+def test_padded_actions_are_never_chosen_nor_averaged():
     torch.manual_seed(0)
     group = uneven()
     outputs = torch.tensor([[10.0, 1.0, 3.0, 1e9, 1e9]] * 2 + [[10.0, 1.0, 2.0, 3.0, 6.0]])
@@ -63,7 +63,7 @@ def test_padding_is_never_chosen_and_counts_in_no_mean():
     assert int(td[group.name, "action"][:, 2].max()) > 1
 
 
-def test_explores_legally():
+def test_exploration_draws_legal_actions():
     torch.manual_seed(0)
     group = make_group("categorical", action_mask=True)
     actor = make_q_actor(group, SMALL)

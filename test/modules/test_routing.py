@@ -1,4 +1,4 @@
-"""Routing of lazily stacked groups: who plays whom, in which order, and what is written."""
+"""Routing of lazily stacked groups: modules of agents, order of calls, written entries."""
 
 import random
 
@@ -33,11 +33,11 @@ class Counted(nn.Module):
         return self.layer(x)
 
 
-# ------------------------------------------------------------------------- who plays whom
+# ------------------------------------------------------------------------- modules of agents
 
 
 @pytest.mark.parametrize("batch", BATCHES)
-def test_explicit_routes_equal_the_loop(batch):
+def test_explicit_routes_equal_loop_over_agents(batch):
     drone, rover = policy_of(5, 4), policy_of(3, 2)
     td = observed([5, 3, 5, 5, 3], *batch)
     policy = RoutedSequential((drone, [0, 2, 3]), (rover, [1, 4]))
@@ -46,7 +46,7 @@ def test_explicit_routes_equal_the_loop(batch):
 
 
 @pytest.mark.parametrize("batch", BATCHES)
-def test_a_width_says_who_is_meant(batch):
+def test_agents_are_matched_by_input_width(batch):
     drone, rover = policy_of(5, 2), policy_of(3, 2)
     td = observed([5, 3, 5], *batch)
     RoutedSequential(rover, drone)(td)
@@ -55,7 +55,7 @@ def test_a_width_says_who_is_meant(batch):
 
 
 @pytest.mark.parametrize("batch", BATCHES)
-def test_exclusive_keys_say_who_is_meant(batch):
+def test_agents_are_matched_by_exclusive_keys(batch):
     drone, rover = policy_of(5, 4, "camera"), policy_of(5, 2, "lidar")
     td = observed([5, 5, 5], *batch, leaves=["lidar", "camera", "lidar"])
     RoutedSequential(drone, rover)(td)
@@ -72,7 +72,7 @@ def test_each_module_is_called_once_with_a_dense_stack():
     assert [net.shapes for net in nets] == [[(7, 3, 5)], [(7, 1, 3)]]
 
 
-def test_two_inputs_and_a_key_of_the_root():
+def test_modules_with_several_inputs_and_a_root_key():
     class Both(nn.Module):
         def __init__(self, o):
             super().__init__()
@@ -114,7 +114,7 @@ def test_deeply_nested_groups_and_nested_leaves():
     assert td[ACTION].shape == (7, 2, 2)
 
 
-def test_the_lazy_stack_itself_may_be_the_input():
+def test_lazy_stack_may_be_the_input():
     one = TensorDictModule(nn.Linear(3, 2), in_keys=["key1"], out_keys=["embed"])
     other = TensorDictModule(nn.Linear(5, 2), in_keys=["key2"], out_keys=["embed"])
     for dim, batch in ((0, ()), (0, (4,)), (1, (4,))):
@@ -129,7 +129,7 @@ def test_the_lazy_stack_itself_may_be_the_input():
         torch.testing.assert_close(td["embed"], torch.stack(wanted, dim))
 
 
-def test_empty_placeholders_do_not_count():
+def test_empty_placeholders_are_ignored():
     """``torchrl.data.consolidate_spec`` gives every agent every key, some of size 0."""
     drone, rover = policy_of(5, 2, "camera"), policy_of(3, 2, "lidar")
     td = observed([5, 3], 7, leaves=["camera", "lidar"])
@@ -139,7 +139,7 @@ def test_empty_placeholders_do_not_count():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_any_team_equals_the_loop(seed):
+def test_random_teams_equal_loop_over_agents(seed):
     draw = random.Random(seed)
     widths = [draw.choice([3, 4, 5]) for _ in range(draw.randint(1, 7))]
     kinds = sorted(set(widths))
@@ -159,10 +159,10 @@ def test_any_team_equals_the_loop(seed):
         torch.testing.assert_close(member["action"], players[width].module(member["observation"]))
 
 
-# --------------------------------------------------------------- order, gradients, what is written
+# --------------------------------------------------------------- order, gradients, written entries
 
 
-def test_modules_run_in_order_and_build_on_each_other():
+def test_modules_run_in_order_on_earlier_outputs():
     camera, lidar = policy_of(5, 6, "camera", "hidden"), policy_of(3, 6, "lidar", "hidden")
     shared = policy_of(6, 2, "hidden")
     double = TensorDictModule(lambda x: 2 * x, in_keys=[ACTION], out_keys=[ACTION])
@@ -178,7 +178,7 @@ def test_modules_run_in_order_and_build_on_each_other():
     torch.testing.assert_close(rows[1]["hidden"], lidar.module(rows[1]["lidar"]))
 
 
-def test_a_head_for_one_agent_alone_sees_what_the_others_wrote():
+def test_head_of_one_agent_reads_output_of_shared_encoder():
     encoder = policy_of(5, 6, "camera", "hidden")
     heads = [(policy_of(6, a, "hidden"), [i]) for i, a in enumerate((2, 3, 2))]
     td = observed([5, 5, 5], 7, leaves=["camera"] * 3)
@@ -201,14 +201,14 @@ def test_gradients_reach_the_routed_module_only():
         torch.testing.assert_close(one, p.grad)
 
 
-def test_a_module_on_all_agents_may_write_to_the_root():
+def test_module_on_all_agents_may_write_to_the_root():
     mixer = TensorDictModule(lambda x: x.sum((-1, -2)), in_keys=[ACTION], out_keys=["total"])
     td = observed([5, 3], 7)
     RoutedSequential(policy_of(5, 2), policy_of(3, 2), mixer)(td)
     torch.testing.assert_close(td["total"], td[ACTION].sum((-1, -2)))
 
 
-def test_a_critic_of_the_state_beside_the_policies():
+def test_state_critic_beside_policies():
     state = TensorDictModule(nn.Linear(4, 1), in_keys=["state"], out_keys=["state_value"])
     everyone = TensorDictModule(
         lambda s: s.unsqueeze(-2).expand(7, 2, 4), in_keys=["state"], out_keys=[("agents", "all")]
@@ -221,7 +221,7 @@ def test_a_critic_of_the_state_beside_the_policies():
 # ------------------------------------------------------------------------------ dense groups
 
 
-def test_without_routes_a_dense_group_is_as_in_torchrl():
+def test_dense_group_without_routes_equals_torchrl():
     encoder, head = policy_of(5, 6, "observation", "hidden"), policy_of(6, 2, "hidden")
     td = dense(3, 5, 7)
     found = RoutedSequential(encoder, head)(td.clone())
@@ -231,7 +231,7 @@ def test_without_routes_a_dense_group_is_as_in_torchrl():
 
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("routes", [([0, 1], [2, 3]), ([0, 2], [3, 1])])
-def test_a_route_runs_on_a_slice_of_a_dense_group(batch, routes):
+def test_route_runs_on_slice_of_dense_group(batch, routes):
     one, other = policy_of(5, 2), policy_of(5, 2)
     td = dense(4, 5, *batch)
     RoutedSequential((one, routes[0]), (other, routes[1]))(td)
@@ -241,7 +241,7 @@ def test_a_route_runs_on_a_slice_of_a_dense_group(batch, routes):
     torch.testing.assert_close(td[ACTION], torch.stack(wanted, -2))
 
 
-def test_a_dense_group_whose_batch_dims_were_not_said():
+def test_dense_group_without_agent_batch_dim():
     one, other = policy_of(5, 2), policy_of(5, 3)
     td = TensorDict({"agents": {"observation": torch.randn(7, 2, 5)}}, [7])
     same = RoutedSequential((one, 0), (policy_of(5, 2), 1))(td.clone())
@@ -251,7 +251,7 @@ def test_a_dense_group_whose_batch_dims_were_not_said():
     assert_same(differ[OBSERVATION], td[OBSERVATION])
 
 
-def test_a_dense_group_becomes_lazy_where_actions_differ():
+def test_dense_group_becomes_lazy_if_action_shapes_differ():
     one, other = policy_of(5, 2), policy_of(5, 3)
     td = dense(3, 5, 7)
     x = td[OBSERVATION]
@@ -261,7 +261,7 @@ def test_a_dense_group_becomes_lazy_where_actions_differ():
     assert_same(td[OBSERVATION], x)
 
 
-def test_what_the_others_have_stays():
+def test_entries_of_unrouted_agents_are_kept():
     td = dense(3, 5, 7)
     td[ACTION] = torch.randn(7, 3, 2)
     before = td[ACTION].clone()

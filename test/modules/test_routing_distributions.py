@@ -43,7 +43,7 @@ def test_continuous_and_discrete_agents_in_one_group():
 
 
 @pytest.mark.parametrize("batch", BATCHES)
-def test_the_distribution_of_all_agents(batch):
+def test_joint_distribution_of_all_agents(batch):
     _, policy, make = mixed()
     td = policy(make(*batch))
     keys = set(td["agents"].tensordicts[0].keys())
@@ -65,7 +65,7 @@ def test_the_distribution_of_all_agents(batch):
     ]
 
 
-def test_a_distribution_of_agents_that_agree_is_dense():
+def test_distribution_of_equal_action_shapes_is_dense():
     policy = RoutedSequential((actor_of(5, 2), [1]), (actor_of(3, 2), [0, 2]))
     td = policy(observed([3, 5, 3], 7))
     dist = policy.get_dist(td)
@@ -86,8 +86,8 @@ def test_exploration_types_are_respected():
     assert not torch.equal(first[0], second[0])
 
 
-def test_nets_for_each_and_one_distribution_for_all():
-    """Where parameters agree, the probabilistic part needs no route."""
+def test_routed_networks_with_one_shared_distribution():
+    """Where parameter shapes agree, the probabilistic part needs no route."""
     keys = {"loc": ("agents", "loc"), "scale": ("agents", "scale")}
     nets = [
         TensorDictModule(
@@ -110,7 +110,7 @@ def test_nets_for_each_and_one_distribution_for_all():
     assert policy.dist_sample_keys == [ACTION]
 
 
-def test_an_action_given_a_latent_is_given_the_latent_that_was_drawn():
+def test_log_prob_uses_the_sampled_latent():
     def normal(o, leaf, out):
         loc = ("agents", f"{out}_loc")
         module = TensorDictModule(nn.Linear(o, 2), in_keys=[("agents", leaf)], out_keys=[loc])
@@ -137,7 +137,7 @@ class IndependentUnit(torch.distributions.Independent):
         super().__init__(Normal(loc, 1.0), 1)
 
 
-def test_torchrls_loss_takes_a_routed_actor_on_dense_data():
+def test_torchrl_loss_with_routed_actor_on_dense_data():
     policy = RoutedSequential((actor_of(5, 2), [0, 2]), (actor_of(5, 2), [1]))
     critic = policy_of(5, 1, out="state_value")
     loss = MAPPOLoss(policy, critic, entropy_bonus=True)
@@ -159,7 +159,7 @@ def test_torchrls_loss_takes_a_routed_actor_on_dense_data():
     torch.testing.assert_close(losses["kl_approx"], torch.zeros(()), atol=1e-5, rtol=0)
 
 
-def test_a_number_for_every_feature_is_no_log_probability_of_an_agent():
+def test_log_prob_per_feature_raises():
     loc, scale = ("agents", "loc"), ("agents", "scale")
     net = nn.Sequential(nn.Linear(5, 4), NormalParamExtractor())
     actor = ProbabilisticActor(
@@ -174,7 +174,7 @@ def test_a_number_for_every_feature_is_no_log_probability_of_an_agent():
         policy.log_prob(td)
 
 
-def test_without_one_group_of_distributions():
+def test_distribution_without_exactly_one_group_raises():
     with pytest.raises(ValueError, match="probabilistic modules in no group"):
         RoutedSequential(policy_of(5, 2)).get_dist(observed([5], 7))
     two = RoutedSequential(actor_of(5, 2), actor_of(5, 2, group="others"))

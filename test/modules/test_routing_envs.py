@@ -93,7 +93,7 @@ def test_rollouts(name):
 
 
 @pytest.mark.parametrize("name", ENVS)
-def test_our_collector_and_a_buffer(name):
+def test_rollout_collector_and_replay_buffer(name):
     env = ENVS[name]()
     buffer = ReplayBuffer(storage=LazyTensorStorage(100), batch_size=6)
     policy = policy_for(env)
@@ -106,7 +106,7 @@ def test_our_collector_and_a_buffer(name):
 
 
 @pytest.mark.parametrize("name", ["world_comm", "tag"])
-def test_torchrls_collector(name):
+def test_torchrl_collector(name):
     env = ENVS[name]()
     policy = policy_for(env)
     batches = list(Collector(env, policy, frames_per_batch=12, total_frames=24))
@@ -116,7 +116,7 @@ def test_torchrls_collector(name):
     )
 
 
-def test_torchrls_environment_of_exclusive_keys():
+def test_torchrl_environment_with_exclusive_keys():
     class Flat(nn.Module):
         def __init__(self, o, a, ndim):
             super().__init__()
@@ -142,7 +142,7 @@ def test_torchrls_environment_of_exclusive_keys():
         assert [batch.shape for batch in batches] == [(4,), (4,)]
 
 
-def test_a_loss_of_ones_own_on_log_probabilities():
+def test_custom_loss_on_log_probabilities():
     """A script as a user would write it: log-probabilities ``[E, T, N]`` times returns."""
     env = make_tag()
     policy = policy_for(env)

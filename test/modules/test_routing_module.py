@@ -46,7 +46,7 @@ def test_keys_parameters_and_copies():
     assert len(list(shared.parameters())) == len(list(drone.parameters()))
 
 
-def test_parts_keep_their_routes():
+def test_subsequences_keep_their_routes():
     encoders = policy_of(5, 6, out="hidden"), policy_of(3, 6, out="hidden")
     heads = policy_of(6, 4, "hidden"), policy_of(6, 2, "hidden")
     policy = RoutedSequential(
@@ -73,7 +73,7 @@ def test_parts_keep_their_routes():
         flat(observed([5, 3], 7))
 
 
-def test_names_of_modules_are_said():
+def test_errors_name_the_module():
     policy = RoutedSequential({"fly": policy_of(5, 4, "camera")})
     with pytest.raises(ValueError, match="module 'fly' reads"):
         policy(observed([5], 7))
@@ -97,7 +97,7 @@ def test_select_out_keys_and_inplace():
     assert target["agents", "action_log_prob"].shape == (7, 2)
 
 
-def test_existing_entries_may_be_kept():
+def test_skip_existing_keeps_entries():
     drone, rover = policy_of(5, 2), policy_of(3, 2)
     td = RoutedSequential(drone, rover)(observed([5, 3], 7))
     before = td[ACTION].clone()
@@ -107,7 +107,7 @@ def test_existing_entries_may_be_kept():
     assert not torch.equal(other(td)[ACTION], before)
 
 
-def test_inside_another_sequence_and_another_inside():
+def test_nested_sequences():
     drone, rover = policy_of(5, 2), policy_of(3, 2)
     double = TensorDictModule(lambda x: 2 * x, in_keys=[ACTION], out_keys=[("agents", "twice")])
     inner = RoutedSequential(drone, rover)
@@ -131,7 +131,7 @@ def test_several_groups_in_one_policy():
     assert [x.shape[-1] for x in actions(td, ("others", "action"))] == [1, 2]
 
 
-def test_lazy_layers_take_the_first_width_they_see_on_a_route():
+def test_lazy_layers_are_materialized_by_route_inputs():
     lazy = TensorDictModule(nn.LazyLinear(2), in_keys=[OBSERVATION], out_keys=[ACTION])
     policy = RoutedSequential((lazy, [0]), (policy_of(3, 2), [1]))
     assert policy(observed([5, 3], 7))[ACTION].shape == (7, 2, 2)
@@ -158,7 +158,7 @@ def test_swapped_parameters():
     )
 
 
-def test_several_sets_of_parameters_at_once():
+def test_vmap_over_parameter_sets():
     policy = RoutedSequential((policy_of(5, 2), [0]), (policy_of(5, 2), [1]))
     td = dense(2, 5, 7)
     params = TensorDict.from_module(policy).data.expand(3).clone()

@@ -1,4 +1,4 @@
-"""Routes that cannot be: what is said in the first call, and at once where specs are given."""
+"""Invalid routes: errors in the first call, or in the constructor where specs are given."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from torchrl.data import Categorical as CategoricalSpec
 from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.contrib import RoutedSequential
 
-# ---------------------------------------------------------------------------- what is refused
+# ------------------------------------------------------------------------- errors in the first call
 
 DRONE, ROVER = policy_of(5, 4), policy_of(3, 2)
 REFUSED = {
@@ -67,7 +67,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refused_in_the_first_call(case):
+def test_invalid_routes_raise_in_first_call(case):
     make, widths, message = REFUSED[case]
     policy = RoutedSequential(*make())
     td = observed(widths, 7)
@@ -78,14 +78,14 @@ def test_refused_in_the_first_call(case):
     assert written == {"observation"} and set(td.keys()) == {"agents"}, "nothing is half done"
 
 
-def test_an_error_inside_says_where():
+def test_errors_inside_a_module_name_module_and_agents():
     policy = RoutedSequential((policy_of(4, 2), [0, 1]), (ROVER, [2]))
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as caught:
         policy(observed([5, 5, 3], 7))
     assert "In module 0, for agents 0, 1 of group 'agents'." in caught.value.__notes__
 
 
-def test_what_is_written_has_a_row_an_agent():
+def test_outputs_without_one_row_per_agent_raise():
     total = TensorDictModule(lambda x: x.sum(1), in_keys=[OBSERVATION], out_keys=[ACTION])
     td = TensorDict({"agents": {"observation": torch.randn(7, 2, 5)}}, [7])
     with pytest.raises(
@@ -94,18 +94,18 @@ def test_what_is_written_has_a_row_an_agent():
         RoutedSequential((total, [0, 1]))(td)
 
 
-def test_a_missing_key_of_the_root_or_group_is_torchrls_error():
+def test_missing_key_raises_key_error():
     with pytest.raises(KeyError):
         RoutedSequential(policy_of(5, 2))(TensorDict({"other": torch.zeros(7)}, [7]))
 
 
 @pytest.mark.parametrize("agents", [[], [0, 0], [-1]])
-def test_routes_that_cannot_be(agents):
+def test_invalid_agent_numbers_of_routes_raise(agents):
     with pytest.raises(ValueError, match="expected different agents from 0 to N - 1"):
         RoutedSequential((DRONE, agents))
 
 
-def test_tolerance_allows_what_torchrl_allows():
+def test_partial_tolerant_skips_agents_without_a_module():
     camera = policy_of(4, 2, "camera")
     td = observed([5, 3], 7)
     RoutedSequential(DRONE, camera, partial_tolerant=True)(td)
@@ -124,7 +124,7 @@ def team_of(exclusive=False):
     return TeamSpec({"agents": [drone, rover]})
 
 
-def test_agents_by_name():
+def test_routes_by_agent_name():
     drone, rover = policy_of(5, 3), policy_of(4, 2)
     td = observed([5, 5, 4, 4, 4], 7)
     for group in (team_of(), team_of().groups["agents"]):
@@ -168,14 +168,14 @@ SPEC_REFUSED = {
 
 
 @pytest.mark.parametrize("case", SPEC_REFUSED)
-def test_refused_at_once_where_specs_are_given(case):
+def test_invalid_routes_raise_in_constructor_with_specs(case):
     make, message = SPEC_REFUSED[case]
     for group in (team_of(), team_of().groups["agents"]):
         with pytest.raises(ValueError, match=message):
             RoutedSequential(*make(), group=group)
 
 
-def test_names_need_specs_and_specs_need_as_many_agents():
+def test_names_without_specs_and_wrong_agent_count_raise():
     with pytest.raises(ValueError, match="'drone_0', but only specs know names"):
         RoutedSequential((DRONE, "drone_0"))
     policy = RoutedSequential(policy_of(5, 3), policy_of(4, 2), group=team_of())
@@ -183,7 +183,7 @@ def test_names_need_specs_and_specs_need_as_many_agents():
         policy(observed([5, 4], 7))
 
 
-def test_specs_are_followed_as_far_as_shapes_are_known():
+def test_specs_are_checked_as_far_as_shapes_are_known():
     """Widths between modules are not known before the first call."""
     encoders = policy_of(5, 6, out="hidden"), policy_of(4, 7, out="hidden")
     heads = policy_of(6, 3, "hidden"), policy_of(7, 2, "hidden")

@@ -1,4 +1,4 @@
-"""Standard deviations at the start, and as parameters in every way of sharing."""
+"""Initial standard deviations, and state-independent ones in every kind of sharing."""
 
 import math
 
@@ -59,7 +59,7 @@ def set_scales(actor, start=0.5):
 
 @pytest.mark.parametrize("kinds", [False, True])
 @pytest.mark.parametrize("way", SETTINGS)
-def test_each_network_has_its_own(way, kinds):
+def test_each_network_has_separate_scales(way, kinds):
     group = group_of(Unbounded((2,)), kinds=kinds)
     n = 1 if way == "group" and not kinds else N_SCALES[way]
     actor = set_scales(make_actor(group, config_of(way)))
@@ -76,7 +76,7 @@ def test_each_network_has_its_own(way, kinds):
     torch.testing.assert_close(first["scale"], expected.expand(5, 4, 2))
 
 
-def test_the_first_policy_by_hand():
+def test_initial_policy_by_hand():
     """Standard deviations of 1: at its mean an action of two numbers has density 1 / (2 pi)."""
     group = group_of(Unbounded((2,)))
     actor, batch = make_actor(group, config_of()), batch_of(group)
@@ -94,7 +94,7 @@ def test_the_first_policy_by_hand():
 
 @pytest.mark.parametrize("parameters", [False, True])
 @pytest.mark.parametrize("action", [Bounded(-1, 1, (2,)), Hybrid([3], Bounded(-1, 1, (2,)))])
-def test_the_first_scale_is_a_setting(action, parameters):
+def test_initial_scale_setting(action, parameters):
     group = group_of(action)
     config = TeamNetworkConfig([8], initial_scale=0.3, state_independent_scale=parameters)
     scale = make_actor(group, config)(batch_of(group))["a", "scale"]
@@ -102,7 +102,7 @@ def test_the_first_scale_is_a_setting(action, parameters):
     torch.testing.assert_close(scale, torch.full((5, 4, 2), 0.3), rtol=0, atol=tolerance)
 
 
-def test_one_agents_gradient_stays_with_it():
+def test_scale_gradient_stays_with_its_agent():
     group = group_of(Bounded(-1, 1, (2,)))
     actor = make_actor(group, config_of())
     log_prob = actor(batch_of(group))[group.name, "action_log_prob"]
@@ -112,7 +112,7 @@ def test_one_agents_gradient_stays_with_it():
 
 
 @pytest.mark.parametrize("way", SETTINGS)
-def test_unshared_it_does_the_same(way):
+def test_unsharing_keeps_outputs_and_scales(way):
     group = group_of(Unbounded((2,)), kinds=True)
     actor = set_scales(make_actor(group, config_of(way)))
     network = actor[0].module.network
@@ -124,7 +124,7 @@ def test_unshared_it_does_the_same(way):
     assert sum(scale.numel() for scale in scales_of(alone)) == 8
 
 
-def test_hybrid_actions_keep_their_choices():
+def test_hybrid_actions_keep_their_logits():
     group = group_of(Hybrid([3], Bounded(-1, 1, (2,))))
     acted = make_actor(group, config_of())(batch_of(group))[group.name]
     assert acted["logits"].shape == (5, 4, 3)
@@ -139,12 +139,12 @@ def test_agents_with_fewer_actions_are_padded():
     assert scale.grad.ne(0).tolist() == [[True, True]] * 2 + [[True, False]] * 2
 
 
-def test_discrete_actions_have_none():
+def test_discrete_actions_have_no_scales():
     group = group_of(Categorical(3))
     assert scales_of(make_actor(group, config_of())) == []
 
 
-def test_it_comes_after_the_memory():
+def test_scales_do_not_depend_on_the_memory():
     group = group_of(Unbounded((2,)))
     actor = set_scales(make_actor(group, config_of("trunk", memory=MemoryConfig("gru", 4))))
     batch = batch_of(group)
@@ -164,12 +164,12 @@ def test_exported_agents_act_the_same(way):
 
 
 @pytest.mark.parametrize("scale", [0, -1.0, 0.01, math.inf, math.nan, "x"])
-def test_scales_that_are_too_small_are_refused(scale):
+def test_invalid_initial_scales_raise(scale):
     with pytest.raises(ConfigError, match="initial_scale is .*, expected a number above 0.01"):
         make_actor(group_of(Unbounded((2,))), TeamNetworkConfig(initial_scale=scale))
 
 
-def test_one_network_over_all_agents_is_refused():
+def test_state_independent_scale_with_team_body_raises():
     def make_body(group, out_features, config, *, gain, device):
         return torch.nn.Linear(group.observation_dim, out_features)
 

@@ -41,7 +41,7 @@ def team(*batch, n=6, seed=0, alive=0.6):
 
 
 def run(network, features, mask, call=None):
-    """Outputs of the living, and the gradients they give."""
+    """Outputs, and the gradients of a weighted sum over living agents."""
     network.zero_grad()
     features = features.clone().requires_grad_()
     output = (network if call is None else call)(features, mask)
@@ -65,7 +65,7 @@ def test_shapes(pooling, per_agent, kinds, batch):
 
 
 @every
-def test_batch_dims_mean_nothing(pooling, per_agent):
+def test_batch_dims_are_independent(pooling, per_agent):
     network = make(pooling, per_agent)
     features, mask = team(2, 3)
     output = network(features, mask)
@@ -76,7 +76,7 @@ def test_batch_dims_mean_nothing(pooling, per_agent):
 
 
 @pytest.mark.parametrize("kinds", SPLITS)
-def test_encoders_are_those_of_the_kinds(kinds):
+def test_agents_are_encoded_by_their_kind(kinds):
     encoder = make(kinds=kinds).encoder
     features, _ = team(4, n=len(kinds))
     encoding = encoder(features)
@@ -88,7 +88,7 @@ def test_encoders_are_those_of_the_kinds(kinds):
 
 
 @every
-def test_order_within_a_kind_means_nothing(pooling, per_agent):
+def test_equivariant_to_order_within_a_kind(pooling, per_agent):
     network = make(pooling, per_agent)
     features, mask = team(7)
     order = [4, 5, 0, 3, 2, 1]  # 0 -> 2 -> 4 -> 0 and 1 <-> 5
@@ -97,7 +97,7 @@ def test_order_within_a_kind_means_nothing(pooling, per_agent):
 
 
 @every
-def test_kinds_differ(pooling, per_agent):
+def test_swapping_kinds_changes_outputs(pooling, per_agent):
     network = make(pooling, per_agent)
     features, mask = team(7, alive=2.0)
     swapped = network(features[:, [1, 0, 2, 3, 4, 5]], mask)
@@ -105,7 +105,7 @@ def test_kinds_differ(pooling, per_agent):
 
 
 @every
-def test_everybody_living_is_heard(pooling, per_agent):
+def test_outputs_depend_on_all_living_agents(pooling, per_agent):
     network = make(pooling, per_agent)
     features, mask = team(alive=2.0)
     features.requires_grad_()
@@ -115,7 +115,7 @@ def test_everybody_living_is_heard(pooling, per_agent):
 
 @every
 @pytest.mark.parametrize("value", POISON)
-def test_poison_of_the_masked_changes_nothing(pooling, per_agent, value):
+def test_values_of_masked_agents_have_no_effect(pooling, per_agent, value):
     network = make(pooling, per_agent)
     features, mask = team(9)
     mask[0] = False
@@ -130,7 +130,7 @@ def test_poison_of_the_masked_changes_nothing(pooling, per_agent, value):
 
 
 @every
-def test_a_dead_agent_is_as_one_who_is_not_there(pooling, per_agent):
+def test_dead_agent_equals_absent_agent(pooling, per_agent):
     features, mask = team(9)
     mask[:, 2] = False
     left = [0, 1, 3, 4, 5]
@@ -147,7 +147,7 @@ def test_a_dead_agent_is_as_one_who_is_not_there(pooling, per_agent):
 
 
 @every
-def test_where_nobody_lives_the_context_is_0(pooling, per_agent):
+def test_context_is_zero_without_living_agents(pooling, per_agent):
     network = make(pooling, per_agent)
     features, mask = team(3)
     mask[:] = torch.tensor([[True], [False], [True]])
@@ -162,13 +162,13 @@ def test_where_nobody_lives_the_context_is_0(pooling, per_agent):
     assert all(bool(p.grad.isfinite().all()) for p in network.parameters() if p.grad is not None)
 
 
-def test_a_team_has_one_value():
+def test_team_value_is_equal_for_all_agents():
     for pooling in ("mean", "attention"):
         output = make(pooling, per_agent=False)(*team(4))
         assert_same(output, output[:, :1].expand_as(output))
 
 
-def test_a_kind_that_is_dead_learns_nothing():
+def test_encoder_of_a_dead_kind_gets_no_gradient():
     network = make("attention")
     features, mask = team(8, alive=2.0)
     mask[:, [1, 5]] = False
@@ -180,7 +180,7 @@ def test_a_kind_that_is_dead_learns_nothing():
 
 
 @every
-def test_gradients_are_right(pooling, per_agent):
+def test_gradients_pass_gradcheck(pooling, per_agent):
     network = make(pooling, per_agent, (0, 1, 0), cells=(4,)).double()
     features, mask = team(3, n=3)
     mask[1] = False
@@ -193,7 +193,7 @@ def test_gradients_are_right(pooling, per_agent):
     assert torch.autograd.gradcheck(call, inputs)
 
 
-def test_parameters_grow_with_kinds_alone():
+def test_number_of_parameters_depends_on_kinds_only():
     def count(kinds):
         return sum(p.numel() for p in make("attention", kinds=kinds).parameters())
 
@@ -203,7 +203,7 @@ def test_parameters_grow_with_kinds_alone():
 
 
 def by_hand(per_agent, pooling="mean", kinds=(0, 0, 0)):
-    """Encoders pass positive features on; the head adds own and context, then 1 and 10 of them."""
+    """Encoders keep positive features; the head adds features and context, weighted 1 and 10."""
     network = Values(
         2,
         1,
@@ -251,7 +251,7 @@ def test_attention_by_hand():
     torch.testing.assert_close(network(features, mask)[mask], expected)
 
 
-def test_it_starts_orthogonal():
+def test_initial_weights_are_orthogonal():
     network = Values(
         8, 4, KINDS, num_cells=[8, 8], activation="relu", pooling="attention", device="cpu"
     )
@@ -292,7 +292,7 @@ def test_compiles(pooling, per_agent, batch):
         ({"pooling": "attention", "num_heads": 0}, "num_heads is 0.*8"),
     ],
 )
-def test_settings_that_make_no_network_are_refused(wrong, match):
+def test_invalid_settings_raise(wrong, match):
     settings = {"kinds": [0, 0], "num_cells": [8], "activation": "tanh", "pooling": "mean"}
     with pytest.raises(ValueError, match=match):
         Values(5, 1, **(settings | wrong))
@@ -308,18 +308,18 @@ def test_settings_that_make_no_network_are_refused(wrong, match):
         ((5,), ()),
     ],
 )
-def test_inputs_that_do_not_fit_are_refused(features, mask):
+def test_inputs_of_wrong_shape_raise(features, mask):
     with pytest.raises(ValueError, match=r"expected .*(6 agents|\(4, 6\))"):
         make()(torch.zeros(features), torch.ones(mask, dtype=torch.bool))
 
 
-def test_a_mask_of_numbers_is_refused():
+def test_mask_of_wrong_dtype_raises():
     features, mask = team(4)
     with pytest.raises(ValueError, match=r"torch.float32 .*torch.bool \(4, 6\)"):
         make()(features, mask.float())
 
 
-def test_it_serves_every_activation():
+def test_every_activation():
     for activation in ACTIVATIONS:
         network = Values(5, 1, KINDS, num_cells=[8], activation=activation, pooling="mean")
         assert bool(network(*team(2)).isfinite().all())

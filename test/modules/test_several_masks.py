@@ -66,11 +66,11 @@ def test_probabilities_by_hand():
     rows = torch.tensor([[[1, 0]], [[2, 0]], [[0, 0]], [[1, 1]]])
     expected = torch.tensor([[2 / 3], [1 / 3], [0.0], [0.0]])
     torch.testing.assert_close(dist.log_prob(rows).exp(), expected)
-    entropy = -(2 / 3 * math.log(2 / 3) + 1 / 3 * math.log(1 / 3))  # the second has no choice left
+    entropy = -(2 / 3 * math.log(2 / 3) + 1 / 3 * math.log(1 / 3))  # the second has one option
     assert dist.entropy().item() == pytest.approx(entropy, rel=1e-5)
     assert dist.mode.tolist() == [[1, 0]]
     td["car", "action_mask"] = torch.tensor([[False, False, False, False, True]])
-    dist = actor.get_dist(td)  # of a choice without a legal option all are drawn
+    dist = actor.get_dist(td)  # a choice without a legal option draws from all
     torch.testing.assert_close(dist.log_prob(torch.tensor([[1, 1]])).exp(), torch.tensor([1 / 3]))
 
 
@@ -97,7 +97,7 @@ def test_drawn_choices_are_legal(kind, how):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_likeliest_legal_choices_are_played(kind):
+def test_deterministic_action_is_best_legal_option(kind):
     group = group_of(kind)
     actor, td = make_actor(group), make_observed(group, 50)
     with set_exploration_type(ExplorationType.DETERMINISTIC), torch.no_grad():
@@ -110,7 +110,7 @@ def test_the_likeliest_legal_choices_are_played(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("value", POISON)
-def test_masked_agents_change_no_bit(kind, value):
+def test_values_of_masked_agents_have_no_effect_bitwise(kind, value):
     group = group_of(kind)
     actor, critic = make_networks(group)
     td = make_batch(group, actor, 32)
@@ -133,7 +133,7 @@ def test_masked_agents_change_no_bit(kind, value):
         assert_same(one, other)
 
 
-def test_a_mask_of_another_size_is_refused():
+def test_mask_of_wrong_size_raises():
     group = group_of("multi_discrete")
     td = make_observed(group, 4)
     td["car", "action_mask"] = torch.ones(4, 3, 6, dtype=torch.bool)
@@ -144,7 +144,7 @@ def test_a_mask_of_another_size_is_refused():
 
 
 @pytest.mark.parametrize("algorithm", ["qmix", "masac"])
-def test_other_algorithms_are_refused(algorithm):
+def test_unsupported_algorithms_raise(algorithm):
     config = ALGORITHMS.schema(algorithm)(algorithm=algorithm)
     with pytest.raises(ConfigError, match=rf"multi-discrete, \[3, 2\], which {algorithm} does not"):
         ALGORITHMS.learner(algorithm)({"car": group_of("multi_discrete")}, config)
@@ -237,7 +237,7 @@ def parameters_of(policy):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("algorithm", first(["mappo"], ["mappo", "ippo", "happo"], "runs"))
-def test_training_is_the_same_in_a_graph(algorithm, kind, tmp_path):
+def test_captured_training_equals_eager(algorithm, kind, tmp_path):
     parameters = []
     for execution in ("eager", "trace"):
         own = {"learner.algorithm": algorithm, "execution": execution, "learner.num_epochs": 2}
@@ -253,8 +253,8 @@ def test_training_is_the_same_in_a_graph(algorithm, kind, tmp_path):
 
 @pytest.mark.learning
 @pytest.mark.parametrize("kind", KINDS)
-def test_options_are_learned(kind, tmp_path):
-    """Ten steps earn 10 at most; drawn legal options are right in one of two."""
+def test_training_learns_right_options(kind, tmp_path):
+    """The best return of ten steps is 10; random legal options are right in half of them."""
     run = torchrl_marl.train(
         "toy_arena_mappo",
         env=Locks(16, actions_of(kind), seed=0),

@@ -1,4 +1,4 @@
-"""Parameter sharing: who owns what, whose gradient goes where, and what does not fit."""
+"""Parameter sharing: parameters of agents, gradients, invalid settings."""
 
 import math
 
@@ -41,7 +41,7 @@ INDICES = {
 
 
 def by_hand(network, team, features):
-    """Agent by agent, each with its own features only, through ordinary modules."""
+    """Loop over agents, each with its own features, through ordinary modules."""
     outputs = []
     for i, (width, own) in enumerate(zip(*team[:2])):
         x = features[..., i, :width]
@@ -107,7 +107,7 @@ def test_number_of_parameters_of_agents_that_differ():
 
 
 @pairwise(mode=SETTINGS, team=[SAME, MIXED], agent=range(N))
-def test_whose_gradient_reaches_what(mode, team, agent):
+def test_gradient_reaches_only_the_agents_parameters(mode, team, agent):
     network = make(mode, team)
     network(features_of(team, 16))[:, agent].sum().backward()
     for stack in stacks_of(network):
@@ -124,7 +124,7 @@ def test_whose_gradient_reaches_what(mode, team, agent):
 
 
 @pytest.mark.parametrize("mode", INDICES)
-def test_who_shares_with_whom(mode):
+def test_agents_of_one_index_share_parameters(mode):
     (stack,) = make(mode)
     assert len({stack.places[i] for i in range(N)}) == len(set(INDICES[mode]))
     for i in range(N):
@@ -138,7 +138,7 @@ def test_who_shares_with_whom(mode):
 
 
 @pytest.mark.parametrize("mode", ["trunk", "agent_id", "embedding", "masks"])
-def test_who_shares_a_part_still_acts_on_its_own(mode):
+def test_partial_sharing_gives_distinct_outputs(mode):
     network = make(mode)
     output = network(features_of(SAME, 6)[:, :1].expand(-1, N, -1))
     for i in range(1, N):
@@ -146,7 +146,7 @@ def test_who_shares_a_part_still_acts_on_its_own(mode):
 
 
 @pytest.mark.parametrize("agent", range(N))
-def test_one_hot_columns_learn_from_their_agent(agent):
+def test_one_hot_columns_get_gradients_of_their_agent_only(agent):
     network = make("agent_id")
     network(features_of(SAME, 16))[:, agent].sum().backward()
     weight = next(network.parameters()).grad[0]
@@ -155,7 +155,7 @@ def test_one_hot_columns_learn_from_their_agent(agent):
 
 
 @pytest.mark.parametrize(("ratio", "left"), [(0.0, CELLS), (0.25, [6, 4]), (0.99, [1, 1])])
-def test_masks_leave_out_hidden_units(ratio, left):
+def test_masks_disable_hidden_units(ratio, left):
     network = make("masks", mask_ratio=ratio)
     masks = [step.mask for step in network if isinstance(step, AgentMask)]
     assert [mask.sum(-1).tolist() for mask in masks] == [[n] * N for n in left]
@@ -165,7 +165,7 @@ def test_masks_leave_out_hidden_units(ratio, left):
         assert torch.equal(bias != 0, mask[1])
 
 
-def test_masks_hang_on_their_seed_only():
+def test_masks_depend_on_mask_seed_only():
     def drawn(**kwargs):
         return [s.mask for s in make("masks", **kwargs) if isinstance(s, AgentMask)]
 
@@ -173,7 +173,7 @@ def test_masks_hang_on_their_seed_only():
     for a, b in zip(first, drawn(seed=5)):
         assert torch.equal(a, b)
     assert not all(torch.equal(a, b) for a, b in zip(first, drawn(mask_seed=1)))
-    # A checkpoint brings its masks along.
+    # Masks are part of a checkpoint.
     network, other = make("masks"), make("masks", mask_seed=1, seed=2)
     other.load_state_dict(network.state_dict())
     features = features_of(SAME, 3)
@@ -182,7 +182,7 @@ def test_masks_hang_on_their_seed_only():
 
 @modes
 @pytest.mark.parametrize("value", POISON)
-def test_padding_reaches_nothing(mode, value):
+def test_padding_has_no_effect(mode, value):
     network = make(mode, MIXED)
     features = features_of(MIXED, 8)
     padding = torch.arange(5) >= torch.tensor(MIXED[0]).unsqueeze(-1)
@@ -202,7 +202,7 @@ def test_padding_reaches_nothing(mode, value):
 
 @modes
 @teams
-def test_start_is_orthogonal_and_repeatable(mode, team):
+def test_initialization_is_orthogonal_and_reproducible(mode, team):
     config = config_of(mode)
     torch.manual_seed(3)
     network = make_shared_mlp(*team, config, gain=0.01)
@@ -222,14 +222,14 @@ def test_start_is_orthogonal_and_repeatable(mode, team):
             assert not linear.bias.any()
 
 
-def test_distinct_networks_start_apart():
+def test_separate_networks_have_different_initial_weights():
     (stack,) = make("none")
     weights = next(stack.parameters())
     assert len({tuple(row.flatten().tolist()) for row in weights}) == N
 
 
 @modes
-def test_operations_do_not_grow_with_agents(mode):
+def test_number_of_operations_is_independent_of_agents(mode):
     counts = []
     for times in (2, 12):
         team = tuple(part * times for part in MIXED)
@@ -255,7 +255,7 @@ def test_compiles_as_one_graph(mode):
 
 
 @modes
-def test_several_sets_of_parameters_at_once(mode):
+def test_vmap_over_parameter_sets(mode):
     """As in SAC, whose two critics are one network called by vmap."""
     networks = [make(mode, MIXED, seed=seed) for seed in (0, 1)]
     features = features_of(MIXED, 3)
@@ -270,7 +270,7 @@ def test_several_sets_of_parameters_at_once(mode):
 
 @pytest.mark.parametrize("sharing", SHARINGS.names())
 @pytest.mark.parametrize("share_params", [None, True, False])
-def test_share_params_is_heard(sharing, share_params):
+def test_share_params_sets_or_conflicts_with_sharing(sharing, share_params):
     config = NetworkConfig(sharing=sharing, share_params=share_params)
     word = {True: "group", False: "none"}.get(share_params, sharing)
     if sharing in ("group", word):
@@ -296,13 +296,13 @@ def test_share_params_is_heard(sharing, share_params):
         ({"sharing": "masks", "num_cells": []}, "needs hidden layers"),
     ],
 )
-def test_what_does_not_fit_is_refused(settings, message):
+def test_invalid_settings_raise(settings, message):
     with pytest.raises(ConfigError, match=message):
         make_shared_mlp(*SAME, NetworkConfig(**settings), gain=1.0)
 
 
 @pytest.mark.parametrize("team", [([5, 5], [2], [0, 0]), ([], [], [])])
-def test_agents_must_agree_in_number(team):
+def test_inconsistent_numbers_of_agents_raise(team):
     with pytest.raises(ValueError, match="one of each for every agent"):
         make_shared_mlp(*team, NetworkConfig(), gain=1.0)
 

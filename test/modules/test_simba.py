@@ -1,4 +1,4 @@
-"""SimBa: by hand, in every way of sharing, with memory, and as graphs of all kinds of learners."""
+"""SimBa: by hand, in every kind of sharing, with memory, and in captured updates of learners."""
 
 import math
 
@@ -64,7 +64,7 @@ def layers_of(network):
     return [m for m in network.modules() if isinstance(m, nn.Linear | nn.LayerNorm)]
 
 
-def test_it_is_the_network_of_the_paper():
+def test_equals_the_network_of_the_paper():
     network, plain = make_simba(Features(5), 3, NetworkConfig([8, 8]), gain=1.0), Plain(5, 8, 2, 3)
     lively(network)
     for own, theirs in zip(layers_of(network), plain.layers(), strict=True):
@@ -73,8 +73,8 @@ def test_it_is_the_network_of_the_paper():
     assert torch.equal(network(x), plain(x))
 
 
-def test_a_block_by_hand():
-    """(3, -1) is (1, -1) when standardized; hidden layers hold 1 and 3 more, the rest is cut."""
+def test_block_by_hand():
+    """(3, -1) standardized is (1, -1). The hidden units are 1, 3 and, after the ReLU, 0."""
     network = make_simba(Features(2), 1, NetworkConfig([2]), gain=1.0)
     project, norm, expand, reduce, last_norm, last = layers_of(network)
     with torch.no_grad():
@@ -93,7 +93,7 @@ def test_a_block_by_hand():
     torch.testing.assert_close(network(x), torch.tensor([[9.0]]), rtol=1e-4, atol=1e-4)
 
 
-def test_layers_start_as_in_the_paper():
+def test_initialization_of_the_paper():
     network = make_simba(Features(64), 4, NetworkConfig([256]), gain=0.01)
     project, norm, expand, reduce, _, last = layers_of(network)
     torch.testing.assert_close(project.weight.mT @ project.weight, torch.eye(64))
@@ -114,15 +114,15 @@ def test_layers_start_as_in_the_paper():
     ],
 )
 def test_widths(cells, sizes):
-    """A projection is where it begins, and where the width changes."""
+    """Projections are at the start and where the width changes."""
     network = make_simba(Features(5), 3, NetworkConfig(cells), gain=1.0)
     linears = [m for m in network.modules() if isinstance(m, nn.Linear)]
     assert [(m.in_features, m.out_features) for m in linears] == sizes
 
 
 @pytest.mark.parametrize("sharing", ["none", "full", "group", "trunk", "agent_id", "index"])
-def test_every_way_of_sharing(sharing):
-    """Agents answer by their own modules in a loop, un-shared ones as before."""
+def test_every_kind_of_sharing(sharing):
+    """Outputs equal a loop over the agents' modules; unsharing keeps them."""
     index = [0, 1, 0] if sharing == "index" else None
     config = NetworkConfig(**SIMBA, sharing=sharing, sharing_index=index)
     network = share(make_simba, [Features(5)] * 3, [2] * 3, [0, 0, 1], config, gain=1.0)
@@ -151,18 +151,18 @@ def test_agents_of_different_widths():
     assert not network(features)[:, 2, 1].any()
 
 
-def test_masks_need_perceptrons():
+def test_sharing_by_masks_without_mlp_raises():
     with pytest.raises(ConfigError, match=r"sharing is 'masks'.*use body=mlp"):
         make_actor(picture_group(Unbounded((5,))), NetworkConfig(**SIMBA, sharing="masks"))
 
 
-def test_critics_over_sets_have_perceptrons():
+def test_set_critics_with_simba_raise():
     with pytest.raises(ConfigError, match="body is 'simba'; use architecture=mlp or body=mlp"):
         make_critic(picture_group(Unbounded((5,))), CriticConfig(**SIMBA, architecture="attention"))
 
 
 @pytest.mark.parametrize("sharing", ["none", "group", "trunk"])
-def test_it_ends_in_a_norm_before_a_memory(sharing):
+def test_encoder_before_a_memory_ends_in_a_norm(sharing):
     """The last hidden layer is standardized for every agent: mean 0 and variance 1."""
     memory = MemoryConfig("gru", size=6)
     config = RecurrentNetworkConfig(**SIMBA, sharing=sharing, memory=memory)
@@ -211,24 +211,24 @@ def trained(case, execution):
 @pytest.mark.parametrize(
     "case", ["mappo", *later("compiled", *(case for case in CASES if case != "mappo"))]
 )
-def test_graphs_learn_as_eager_updates_do(case):
+def test_captured_updates_equal_eager_ones(case):
     assert_same_learning(*(trained(case, how) for how in ("eager", "trace")), **EXACT)
 
 
 # ------------------------------------------------------------------------------------ settings
 
 
-def test_it_has_its_own_activation():
+def test_setting_an_activation_raises():
     with pytest.raises(ConfigError, match="read only where learner.actor.body is not simba"):
         load_config("toy_arena_mappo", ["learner.actor.body=simba", "learner.actor.activation=elu"])
 
 
 @pytest.mark.parametrize("recipe", ["pettingzoo_ant_matd3", "jaxmarl_smax_3m_mappo"])
-def test_recipes_with_an_activation_accept_it(recipe):
+def test_recipes_with_an_activation_accept_simba(recipe):
     actor = load_config(recipe, ["learner.actor.body=simba"]).learner.actor
     assert (actor.body, actor.activation) == ("simba", "tanh")
 
 
-def test_algorithms_with_another_default_accept_it():
+def test_algorithms_with_another_default_activation_accept_simba():
     words = ["learner=pqn", "env.continuous_actions=false", "learner.actor.body=simba"]
     assert load_config("toy_arena_mappo", words).learner.actor.body == "simba"

@@ -18,7 +18,7 @@ SHARING = [[0], [0, 1, 2], [0, 0, 0], [0, 1, 0, 2, 1], [0, 0, 1, 1, 2, 2], [2, 0
 
 
 class Gated(nn.Module):
-    """Two inputs, two outputs: no plan for a matmul."""
+    """Two inputs and two outputs, which the matmul executor does not support."""
 
     def __init__(self):
         super().__init__()
@@ -51,7 +51,7 @@ def rows(x, dim=1):
 
 
 def gradients(stacked):
-    """Modules whose numbers are the gradients of the agents' members."""
+    """Modules whose parameters are the gradients of the agents' members."""
     twin = copy.deepcopy(stacked)
     with torch.no_grad():
         for new, old in zip(twin.parameters(), stacked.parameters()):
@@ -137,7 +137,7 @@ def test_any_batch_dims(kind, index, batch):
 
 
 @pytest.mark.parametrize("pad", [False, True])
-def test_members_that_do_not_fit_the_cache_run_in_turn(pad, monkeypatch):
+def test_members_larger_than_the_cache_run_in_chunks(pad, monkeypatch):
     widths = [(IN, OUT, 8), (4, 2, 5), (IN, 1, 8), (3, 3, 3), (IN, OUT, 8)]
     modules = [perceptron(*w) if pad else perceptron() for w in widths]
     modules = [
@@ -203,7 +203,7 @@ def test_torchrl_perceptron_of_two_inputs():
     assert_equals_loop(stack(modules), modules, x, y)
 
 
-def test_structures_of_one_stack():
+def test_members_of_different_structures():
     modules = [perceptron(), MEMBERS["norm"](), perceptron(activation=nn.ReLU), perceptron()]
     agents = [modules[i] for i in (0, 1, 2, 1, 3, 0)]
     stacked = stack(agents)
@@ -223,7 +223,7 @@ def test_ragged_inputs_and_outputs():
     assert [y.shape for y in dense] == [(BATCH, 2), (BATCH, 3)]
 
 
-def test_settings_that_are_no_tensors_make_structures():
+def test_different_module_settings_make_separate_buckets():
     pairs = [
         (nn.LeakyReLU(0.1), nn.LeakyReLU(0.2)),
         (nn.GELU(), nn.GELU("tanh")),
@@ -237,7 +237,7 @@ def test_settings_that_are_no_tensors_make_structures():
     assert len(stack([nn.Linear(2, 2), nn.Linear(2, 2).double()]).buckets) == 2
 
 
-def test_modules_that_come_twice():
+def test_reused_submodules():
     def make(width):
         tanh, linear = nn.Tanh(), nn.Linear(width, width)
         return nn.Sequential(
@@ -250,7 +250,7 @@ def test_modules_that_come_twice():
         assert_equals_loop(stack(modules, pad=pad), modules, torch.randn(BATCH, 2, IN))
 
 
-def test_members_in_evaluation():
+def test_members_in_eval_mode():
     modules = [nn.Sequential(nn.Linear(IN, OUT), nn.Dropout(0.5)) for _ in range(3)]
     x = torch.randn(BATCH, 2, IN)
     assert not stack([m.eval() for m in modules[:2]]).training
@@ -263,7 +263,7 @@ def test_members_in_evaluation():
 @pytest.mark.parametrize("make", [perceptron, MEMBERS["norm"]])
 @pytest.mark.parametrize("copies", [1, 3])
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_operations_do_not_grow_with_agents(make, copies, interleaved):
+def test_number_of_operations_is_independent_of_agents(make, copies, interleaved):
     def count(n):
         modules = [make() for _ in range(n)]
         agents = modules * copies if interleaved else [m for m in modules for _ in range(copies)]
@@ -275,7 +275,7 @@ def test_operations_do_not_grow_with_agents(make, copies, interleaved):
     assert count(2) == count(4) == count(9) < 130
 
 
-def test_stack_copies():
+def test_stack_copies_its_members():
     module = perceptron()
     stacked, x = stack([module]), torch.randn(BATCH, 1, IN)
     before = stacked(x)
@@ -320,7 +320,7 @@ def test_copy_pickle_and_state_dict(kind, tmp_path):
     torch.testing.assert_close(double(x.double()).float(), wanted)
 
 
-def test_bad_input():
+def test_invalid_input_raises():
     stacked = stack([perceptron(), perceptron()])
     with pytest.raises(ValueError, match=r"2 agents, found an input of shape \[5, 3, 6\]"):
         stacked(torch.randn(BATCH, 3, IN))
@@ -353,7 +353,7 @@ def test_bad_input():
         stacked()
 
 
-def test_hidden_tensors_are_refused():
+def test_unregistered_tensors_raise():
     module = perceptron()
     module.scale = torch.ones(3)
     with pytest.raises(TypeError, match="keeps a tensor in 'scale'"):

@@ -1,4 +1,4 @@
-"""Module stacks: running some agents alone."""
+"""Module stacks: running a subset of agents."""
 
 import copy
 
@@ -33,7 +33,7 @@ def run(stacked, inputs):
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
 @pytest.mark.parametrize("executor", [None, "vmap", "loop"])
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - {"batch norm"}))
-def test_chosen_agents_run_as_among_all_and_others_give_0(kind, executor, choice):
+def test_chosen_agents_are_unchanged_and_others_give_zero(kind, executor, choice):
     stacked, inputs = stack([KINDS[kind]() for _ in range(4)], executor=executor), inputs_of(kind)
     wanted, gradients = run(stacked, inputs)
     with only_agents(stacked, torch.tensor(choice)):
@@ -73,14 +73,14 @@ def test_agents_of_different_widths(choice):
     ],
     ids=["shared", "structures", "statistics", "view"],
 )
-def test_stacks_that_cannot_choose_run_all(stacked):
+def test_stacks_without_subset_support_run_all_agents(stacked):
     [x] = inputs_of("perceptron", 3)
     expected = copy.deepcopy(stacked)(x)
     with only_agents(stacked, torch.tensor([1])):
         assert torch.equal(stacked(x), expected)
 
 
-def test_one_graph_serves_any_choice():
+def test_one_captured_graph_runs_any_subset():
     stacked, [x] = stack([perceptron() for _ in range(4)]), inputs_of("perceptron")
 
     def forward(chosen, x, *parameters):
@@ -95,7 +95,7 @@ def test_one_graph_serves_any_choice():
         assert found.count_nonzero() == BATCH * 3
 
 
-def test_an_error_ends_the_choice():
+def test_error_resets_the_choice():
     stacked = stack([perceptron() for _ in range(3)])
     with pytest.raises(ValueError, match="3 agents"), only_agents(stacked, torch.tensor([1])):
         stacked(torch.zeros(BATCH, 2, IN))

@@ -1,4 +1,4 @@
-"""Module stacks: recurrent cells, images, statistics, randomness, and what vmap cannot run."""
+"""Module stacks: recurrent cells, images, statistics, randomness, and modules without vmap."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def test_gru_cell(index):
 
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
 @pytest.mark.parametrize("index", SHARING, ids=str)
-def test_sequences_run_in_a_loop(kind, index):
+def test_recurrent_sequences_use_the_loop_executor(kind, index):
     modules = [kind(IN, 4, batch_first=True) for _ in range(3)]
     agents = [modules[i] for i in index]
     stacked = stack(agents, event_dims=2)
@@ -28,7 +28,7 @@ def test_sequences_run_in_a_loop(kind, index):
     assert_equals_loop(stacked, agents, torch.randn(BATCH, len(index), 7, IN), pick=lambda y: y[0])
 
 
-def test_tuples_are_inputs():
+def test_tuple_inputs():
     modules = [nn.LSTMCell(IN, 4) for _ in range(2)]
     x, h, c = torch.randn(BATCH, 2, IN), torch.randn(BATCH, 2, 4), torch.randn(BATCH, 2, 4)
     found = stack(modules)(x, (h, c))
@@ -45,7 +45,7 @@ def test_images():
 
 @pytest.mark.parametrize("index", [[0, 1], [0, 1, 0]])
 def test_images_with_batch_norm(index):
-    # In float64, since batch norm's gradients cancel, of the bias wholly.
+    # In float64, since gradients of batch norm cancel; that of the bias vanishes.
     modules = [nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4)).double() for _ in range(2)]
     agents = [modules[i] for i in index]
     x = torch.randn(BATCH, len(index), 2, 5, 5, dtype=torch.float64)
@@ -71,7 +71,7 @@ def test_batch_norm_statistics(index, executor):
     assert_equals_loop(stacked.eval(), agents, torch.randn(BATCH, len(index), IN))
 
 
-def test_dropout_differs_by_agent_and_stops_in_evaluation():
+def test_dropout_differs_by_agent_and_stops_in_eval_mode():
     stacked = stack([nn.Sequential(nn.Dropout(0.5)), nn.Sequential(nn.Dropout(0.5))] * 2)
     x = torch.ones(64, 4, 8)
     y = stacked(x)
@@ -81,7 +81,7 @@ def test_dropout_differs_by_agent_and_stops_in_evaluation():
 
 
 class Branching(nn.Module):
-    """vmap refuses it: its way depends on numbers."""
+    """Data-dependent control flow, which vmap refuses."""
 
     def __init__(self):
         super().__init__()
@@ -91,7 +91,7 @@ class Branching(nn.Module):
         return self.linear(x) if x.sum() > 0 else -self.linear(x)
 
 
-def test_what_vmap_refuses_runs_in_a_loop():
+def test_modules_without_vmap_use_the_loop_executor():
     modules = [Branching() for _ in range(2)]
     stacked = stack(modules)
     assert stacked.buckets[0].executor == "loop"
@@ -107,7 +107,7 @@ def test_hooks_are_called():
 
 
 @pytest.mark.parametrize("executor", ["vmap", "loop"])
-def test_executors_are_each_others_twins(executor):
+def test_executors_give_equal_outputs(executor):
     modules = [perceptron() for _ in range(3)]
     agents = [modules[i] for i in (0, 1, 0, 2)]
     x = torch.randn(BATCH, 4, IN)

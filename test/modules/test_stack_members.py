@@ -1,4 +1,4 @@
-"""Module stacks: who is a member, what is shared, windows, and TensorDicts."""
+"""Module stacks: members, sharing, views, and TensorDicts."""
 
 import copy
 
@@ -48,7 +48,7 @@ def test_members_by_identity():
     assert_equals_loop(stacked, agents, torch.randn(BATCH, 5, IN))
 
 
-def test_torch_functions_that_make_no_sense():
+def test_unsupported_torch_functions_raise():
     stacked = expand(perceptron(), 2)
     with pytest.raises(TypeError, match=r"torch\.cat takes stacks"):
         torch.stack([stacked, stacked])
@@ -58,7 +58,7 @@ def test_torch_functions_that_make_no_sense():
         torch.cat([stacked, stacked], 1)
 
 
-def test_copies_that_were_trained_apart_are_not_joined():
+def test_cat_of_separately_trained_copies_raises():
     a = perceptron()
     one, other = expand(a, 2), expand(a, 1)
     with torch.no_grad():
@@ -94,7 +94,7 @@ def test_tied_weights_stay_tied():
 
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("heads", [[OUT, OUT, OUT], [OUT, 2, OUT]])
-def test_shared_trunk_is_held_once(norm, heads):
+def test_shared_trunk_is_stored_once(norm, heads):
     trunk = nn.Sequential(nn.Linear(IN, 8), *([nn.LayerNorm(8)] if norm else []), nn.Tanh())
     modules = [nn.Sequential(trunk, nn.Linear(8, out)) for out in heads]
     agents = [modules[i] for i in (0, 1, 1, 2)]
@@ -111,7 +111,7 @@ def test_shared_trunk_is_held_once(norm, heads):
     torch.testing.assert_close(list(rows(alone(x))), list(rows(stacked(x))))
 
 
-def test_trunks_of_clusters_stay_apart():
+def test_trunks_of_clusters_stay_separate():
     trunks = [nn.Linear(IN, 8) for _ in range(2)]
     modules = [nn.Sequential(trunks[i], nn.Tanh(), nn.Linear(8, OUT)) for i in (0, 1, 0, 1)]
     stacked = stack(modules)
@@ -139,7 +139,7 @@ def test_partly_frozen_members():
     assert_equals_loop(stack(modules), modules, torch.randn(BATCH, 3, IN))
 
 
-def test_whose_gradient_reaches_which_parameter():
+def test_gradients_reach_parameters_of_used_agents_only():
     a, b, c = (perceptron() for _ in range(3))
     policy = cat([expand(a, 2), b, c])
     policy(torch.randn(BATCH, 4, IN))[:, 1:3].sum().backward()
@@ -151,7 +151,7 @@ def test_whose_gradient_reaches_which_parameter():
 @pytest.mark.parametrize(
     "make", [perceptron, lambda: nn.Sequential(nn.LayerNorm(IN), perceptron())]
 )
-def test_agents_do_not_see_each_other(poison, make):
+def test_agents_are_independent(poison, make):
     stacked, x = stack([make() for _ in range(3)]), torch.randn(BATCH, 3, IN)
     clean = stacked(x)
     clean[:, [0, 2]].square().sum().backward()
@@ -167,7 +167,7 @@ def test_agents_do_not_see_each_other(poison, make):
 
 
 @pytest.mark.parametrize("pad", [False, True])
-def test_member_is_a_window(pad):
+def test_indexed_member_is_a_view(pad):
     modules = [perceptron(*w) for w in HIDDEN] if pad else [perceptron() for _ in range(4)]
     stacked = stack([modules[i] for i in (0, 1, 2, 3, 1)], pad=pad)
     for agent, i in enumerate((0, 1, 2, 3, 1)):
@@ -197,7 +197,7 @@ def test_member_is_a_window(pad):
     "agents", [slice(1, 3), slice(None, None, 2), [0, 2], [3, 1, 1], [-1], [4, 0, 1]]
 )
 @pytest.mark.parametrize("pad", [False, True])
-def test_selection_is_a_window(pad, agents):
+def test_selection_of_agents_is_a_view(pad, agents):
     widths = HIDDEN if pad else [(IN, OUT, 8)] * 4
     modules = [perceptron(*w) for w in widths]
     stacked = stack([modules[i] for i in (0, 1, 2, 3, 1)], pad=pad)
@@ -223,7 +223,7 @@ def test_selection_is_a_window(pad, agents):
 
 
 @pytest.mark.parametrize("pad", [False, True])
-def test_load_writes_back(pad):
+def test_load_overwrites_member_parameters(pad):
     modules = [perceptron(*w) for w in HIDDEN] if pad else [perceptron() for _ in range(4)]
     stacked = stack([modules[i] for i in (0, 1, 2, 3, 1)], pad=pad)
     new = copy.deepcopy(modules[1])
@@ -259,8 +259,8 @@ def group_of(widths, batch=5):
     return lazy_stack(members, 1)
 
 
-def test_a_stack_takes_a_group():
-    """Dense or lazily stacked; the members' keys, or observation and action."""
+def test_stack_reads_group_tensordicts():
+    """Dense or lazily stacked groups; keys of the members, or observation and action."""
     drone, rover = nn.Linear(4, 3), nn.Linear(2, 1)
     policy = cat([expand(drone, 2), expand(rover, 1)])
     group = policy(group_of([4, 4, 2]))
@@ -274,7 +274,7 @@ def test_a_stack_takes_a_group():
     assert torch.cat([keyed, keyed])(group_of([4] * 4))["seen"].shape == (5, 4, 3)
 
 
-def test_modules_of_different_keys_are_no_stack():
+def test_stacking_modules_of_different_keys_raises():
     modules = [TensorDictModule(nn.Linear(4, 3), [key], ["action"]) for key in ("a", "b")]
     with pytest.raises(ValueError, match="RoutedSequential"):
         stack(modules)
@@ -282,7 +282,7 @@ def test_modules_of_different_keys_are_no_stack():
         stack([TensorDictSequential(modules[0])])
 
 
-def test_what_is_no_list_of_agents_is_refused():
+def test_invalid_lists_of_agents_raise():
     policy = stack([nn.Linear(4, 2) for _ in range(3)])
     for wrong in ([True, False, True], torch.tensor([True, False, True]), "a"):
         with pytest.raises(TypeError, match="expected the numbers of agents"):

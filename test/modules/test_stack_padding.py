@@ -1,4 +1,4 @@
-"""Module stacks of layers of unequal width: padding that reaches nothing."""
+"""Module stacks of layers of unequal width: padding has no effect."""
 
 import copy
 
@@ -35,7 +35,7 @@ def test_padded_equals_the_loop(widths, index):
 
 
 def pads_of(stacked):
-    """Where each parameter is padding."""
+    """Masks of the padding of each parameter."""
     twin = copy.deepcopy(stacked)
     with torch.no_grad():
         for p in twin.parameters():
@@ -50,7 +50,7 @@ def pads_of(stacked):
 
 @pytest.mark.parametrize("activation", [nn.Tanh, nn.Sigmoid, nn.SiLU])
 @pytest.mark.parametrize("widths", [WIDTHS, HIDDEN], ids=["equal hidden", "any hidden"])
-def test_pads_are_inert(widths, activation):
+def test_padding_has_no_effect(widths, activation):
     stacked = stack([perceptron(*w, activation) for w in widths], pad=True)
     x = torch.randn(BATCH, 4, 6)
     mask = torch.arange(6) < torch.tensor([w for w, _, _ in widths])[:, None]
@@ -78,7 +78,7 @@ def test_pads_are_inert(widths, activation):
     assert (x.grad[:, ~mask] == 0).all() and (x.grad[:, mask] != 0).any()
 
 
-def test_nothing_but_parameters_is_registered():
+def test_state_dict_holds_parameters_only():
     a, b = perceptron(4), perceptron(5, 2, 6)
     for stacked in (stack([a, b, a], pad=True), stack([a, b, a])):
         assert list(stacked.buffers()) == []
@@ -86,7 +86,7 @@ def test_nothing_but_parameters_is_registered():
         assert all(name.startswith("buckets.") for name in stacked.state_dict())
 
 
-def test_padded_optimizer_keeps_pads():
+def test_optimizer_steps_keep_padding_at_zero():
     stacked = stack([perceptron(*w, nn.Sigmoid) for w in HIDDEN], pad=True)
     pads = pads_of(stacked)
     optimizer = torch.optim.AdamW(stacked.parameters(), lr=0.1)
@@ -96,7 +96,7 @@ def test_padded_optimizer_keeps_pads():
     assert all((p[pad] == 0).all() for p, pad in zip(stacked.parameters(), pads))
 
 
-def test_padding_that_would_tie_or_that_is_not_wanted():
+def test_padding_with_tied_weights_and_other_executors():
     modules = [perceptron(width, width, width) for width in (4, 6)]
     inputs = [torch.randn(BATCH, width) for width in (4, 6)]
     for executor in ("vmap", "loop"):

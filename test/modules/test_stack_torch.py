@@ -42,7 +42,7 @@ STACKS = {
 
 
 @pytest.mark.parametrize("kind", STACKS)
-def test_compiles_whole(kind):
+def test_compiles_to_one_graph(kind):
     stacked, x = STACKS[kind](), torch.randn(BATCH, 5, IN)
     wanted = stacked(x)
     wanted.square().sum().backward()
@@ -169,7 +169,7 @@ def test_module_at_the_root_and_in_other_lazy_stacks():
         torch.testing.assert_close(flat[3]["agents"][agent]["action"], row[3])
 
 
-def test_module_refuses():
+def test_module_with_invalid_data_raises():
     module = StackModule(make("perceptron"), [OBSERVATION], [ACTION])
     with pytest.raises(KeyError, match="agents.*observation.*found"):
         module(TensorDict({"agents": TensorDict({"other": torch.zeros(2, 5)}, [2, 5])}, [2]))
@@ -311,7 +311,7 @@ def make_loss(name, kind):
 
 @pytest.mark.parametrize("kind", ["matmul", "vmap"])
 @pytest.mark.parametrize("name", ["ddpg", "sac", "mappo"])
-def test_losses_train(name, kind):
+def test_losses_decrease_in_training(name, kind):
     loss, data = make_loss(name, kind), transitions()
     if name == "mappo":
         data[("agents", "advantage")] = torch.randn(BATCH, 6, 1)
@@ -356,14 +356,14 @@ def test_target_networks_follow(kind):
     updater.step()
     for key, value in target.data.items(True, True):
         torch.testing.assert_close(value, before[key] + 0.5)
-    # Building on the same networks once more shows whether swapping left them whole.
+    # A second call shows that swapping parameters left the networks intact.
     loss(transitions())
     assert rows(loss.value_network(transitions()).get(("agents", "state_action_value")))
 
 
 @pytest.mark.parametrize("pad", [True, False])
-def test_the_first_call_may_be_a_compiled_one(pad):
-    """Nothing that a stack makes at its first call breaks a graph, or is kept from one."""
+def test_first_call_may_be_compiled(pad):
+    """Lazy setup in a stack's first call neither breaks a graph nor is kept from one."""
     torch._dynamo.reset()
     widths = [(4, 2), (6, 3), (5, 2)] if pad else [(6, 3)] * 3
     members = [MLP(in_features=i, out_features=o, num_cells=[8]) for i, o in widths]

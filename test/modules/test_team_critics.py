@@ -1,4 +1,4 @@
-"""Critics of heterogeneous groups, and of several groups: who sees what."""
+"""Critics of heterogeneous groups and of several groups: what values depend on."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def central(team, group, config=None, sees="team", **kwargs):
 
 
 def values_of(critic, seen, group, td):
-    """Values of a group, from what a team sees."""
+    """Values of a group from data of the team."""
     data = td.clone()
     for known in (group, seen):
         if known is not None and known.name not in td.keys():
@@ -46,7 +46,7 @@ def values_of(critic, seen, group, td):
 
 
 def can_see(architecture, sees, alone, **others):
-    """Whether there is a critic like that; over a set it sees agents, of one group or the team."""
+    """Whether the settings are valid; critics over sets read agents of one group or the team."""
     return architecture == "mlp" or sees == "team" or (sees == "observations" and alone)
 
 
@@ -56,14 +56,14 @@ def can_see(architecture, sees, alone, **others):
     sees=["own", "observations", "team", "state"],
     alone=[True, False],
 )
-def test_who_sees_what(architecture, sees, alone):
-    """Whose observation reaches whose value; ``alone``: the groups have critics of their own."""
+def test_observations_that_values_depend_on(architecture, sees, alone):
+    """Checked by gradients; with ``alone`` the groups have separate critics."""
     team = make_team("two")
     td = observed(team, 4, alive=2.0)
     groups = list(team.groups.values()) if alone else [joined_of(team)]
     names = [name for name, (n, _, _) in zip(team.groups, KINDS.values()) for _ in range(n)]
     agents = [i for n, _, _ in KINDS.values() for i in range(n)]
-    heard = torch.zeros(5, 5).bool()  # whose value, whose observation
+    heard = torch.zeros(5, 5).bool()  # by agent of the value and of the observation
     by_state = torch.zeros(5).bool()
     row = 0
     for group in groups:
@@ -99,7 +99,7 @@ def test_who_sees_what(architecture, sees, alone):
     alone=[True, False],
     norm=[True, False],
 )
-def test_order_within_a_kind_and_death(architecture, value_per, alone, norm):
+def test_order_within_a_kind_and_dead_agents(architecture, value_per, alone, norm):
     team = make_team("two")
     groups = list(team.groups.values()) if alone else [joined_of(team)]
     td = observed(team, 32)
@@ -121,7 +121,7 @@ def test_order_within_a_kind_and_death(architecture, value_per, alone, norm):
             places[-3:] = [places[-3:][i] for i in order]
         mask = torch.cat([td[part.name, "mask"] for part in group.groups], -1)
         torch.testing.assert_close(value[:, places][mask[:, places]], other[mask[:, places]])
-        # What the dead hold reaches nobody; nobody at all is fine, too.
+        # Values of dead agents have no effect; groups without living agents are finite.
         for poison in POISON:
             dead = td.clone()
             for name in team.groups:
@@ -132,7 +132,7 @@ def test_order_within_a_kind_and_death(architecture, value_per, alone, norm):
         nobody = values_of(critic, seen, group, dead)
         assert nobody.isfinite().all()
         assert (nobody == nobody[:1]).all()
-        # Whoever dies changes what the living are worth.
+        # Deaths change the values of living agents.
         fewer = td.clone()
         fewer["cats", "mask"] = torch.zeros_like(td["cats", "mask"])
         after = values_of(critic, seen, group, fewer)
@@ -147,8 +147,8 @@ def test_order_within_a_kind_and_death(architecture, value_per, alone, norm):
     sharing=["group", "full"],
     alone=[True, False],
 )
-def test_a_value_per_team(architecture, sees, sharing, alone):
-    """Equal for all agents of a group, another one for the other group."""
+def test_value_per_team(architecture, sees, sharing, alone):
+    """Equal for all agents of a group, different between groups."""
     team = make_team("two")
     td = observed(team, 16, alive=2.0)
     config = CriticConfig([H], architecture=architecture, value_per="team", sharing=sharing)
@@ -172,20 +172,20 @@ def test_a_value_per_team(architecture, sees, sharing, alone):
 
 
 @pytest.mark.parametrize("sharing", ["none", "trunk", "agent_id", "masks", "index", "clusters"])
-def test_a_value_per_team_has_no_agents_to_share(sharing):
+def test_value_per_team_with_per_agent_sharing_raises(sharing):
     team = make_team("two")
     config = config_with(sharing, 5, CriticConfig, value_per="team")
     with pytest.raises(ConfigError, match=f"value_per is 'team'.*sharing is '{sharing}'.*group"):
         make_critic(joined_of(team), config)
 
 
-def test_a_local_critic_has_no_value_per_team():
+def test_value_per_team_of_local_critic_raises():
     group = make_group()
     with pytest.raises(ConfigError, match="group 'car'.*value_per is 'team'"):
         make_critic(group, CriticConfig([H], value_per="team"), centralized=False)
 
 
-def test_networks_over_a_set_see_one_group_or_the_team():
+def test_set_critic_of_joined_groups_without_team_raises():
     """Without a team, joined groups would see each other."""
     team = make_team("two")
     config = CriticConfig([H], architecture="set")
@@ -195,7 +195,7 @@ def test_networks_over_a_set_see_one_group_or_the_team():
 
 @pytest.mark.parametrize("layout", ["one", "two"])
 def test_values_of_an_mlp_by_hand(layout):
-    """Own features of every agent of a group, side by side without padding, into its network."""
+    """A group's network reads the unpadded features of its agents side by side."""
     team = make_team(layout)
     group = joined_of(team)
     critic, _ = central(team, group, sees="observations")
@@ -213,8 +213,8 @@ def test_values_of_an_mlp_by_hand(layout):
 
 
 @pytest.mark.parametrize("architecture", ["mlp", "set", "attention"])
-def test_a_learner_of_some_groups_shows_theirs(architecture):
-    """The agents of two groups, with another group between them in what the critic sees."""
+def test_critic_of_some_groups_returns_their_values(architecture):
+    """A learner of two groups; its critic also reads a third group between them."""
     team = make_team("many")
     cats, herd, mice = team.groups.values()
     group = join((cats, mice))
@@ -237,8 +237,8 @@ def test_a_learner_of_some_groups_shows_theirs(architecture):
         assert (values_of(critic, seen, group, other) != value).any()
 
 
-def test_agents_with_observations_of_their_own_keys():
-    """Nobody has all leaves: networks are as wide as the agent that sees most."""
+def test_agents_with_different_observation_keys():
+    """No agent has all leaves; networks are as wide as the largest observation."""
     action = Bounded(-1, 1, (2,))
     fast = Composite({"speed": Unbounded((2,)), "image": Unbounded((2, 2))})
     slow = Composite({"smell": Unbounded((3,)), "speed": Unbounded((2,))})

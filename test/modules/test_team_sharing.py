@@ -1,4 +1,4 @@
-"""Who shares parameters in a team: of actors, local critics and central ones."""
+"""Parameter sharing within a team: actors, local critics and central critics."""
 
 import pytest
 import torch
@@ -133,7 +133,7 @@ def test_sharing_of_central_critics(layout, sharing, sees):
         common = [bool((a & b).any()) for a, b in zip(*reached)]
         one = sharing == "full" or (sharing == "group" and len(sizes) == 1)
         assert common[0] is common[1] is one
-    # No two agents have one value, whoever shares what.
+    # Values of agents differ in every kind of sharing.
     rows = value[..., 0]
     if sharing in ("none", "group", "trunk", "agent_id"):
         assert all((rows[:, i] != rows[:, 0]).any() for i in range(1, group.n_agents))

@@ -18,7 +18,7 @@ ALL = ("bounded", "wide", "unbounded", "categorical", "one_hot")
 
 
 def lazily(team, td):
-    """The same with heterogeneous groups stacked lazily."""
+    """The same data with heterogeneous groups stacked lazily."""
     lazy = td.clone()
     for name, group in team.groups.items():
         if group.members is not None:
@@ -37,7 +37,7 @@ def actor_of(team, config=None):
 
 
 @pairwise(layout=["one", "two", "three"], kind=ALL, batch=[(6,), (2, 3)])
-def test_lazy_and_dense_input_are_the_same(layout, kind, batch):
+def test_lazy_and_dense_inputs_give_equal_outputs(layout, kind, batch):
     team = make_team(layout, kind, kind in DISCRETE)
     actor, _ = actor_of(team)
     td = observed(team, *batch)
@@ -63,7 +63,7 @@ def test_lazy_and_dense_input_are_the_same(layout, kind, batch):
 
 @pytest.mark.parametrize("layout", ["one", "two"])
 @pytest.mark.parametrize("kind", ALL)
-def test_log_probabilities_are_those_of_separate_actors(layout, kind):
+def test_log_probabilities_equal_those_of_separate_actors(layout, kind):
     """Two unpadded actors with the same weights; forward and gradient."""
     team = make_team(layout, kind, kind in DISCRETE)
     actor, joined = actor_of(team)
@@ -125,8 +125,8 @@ def make_own_group(k, kind):
 
 
 @pytest.mark.parametrize("kind", DISCRETE)
-def test_padding_of_an_action_mask_is_not_read(kind):
-    """Nothing of one's own is legal: all of one's own are; what padding says means nothing."""
+def test_padding_of_action_masks_has_no_effect(kind):
+    """Without a legal action, agents draw from all of theirs; mask padding has no effect."""
     team = make_team("one", kind, True)
     (group,) = team.groups.values()
     actors = [actor_of(team)[0], RandomActor(group)]
@@ -178,7 +178,7 @@ def test_random_actions(layout, kind):
 
 
 @pytest.mark.parametrize("layout", ["one", "two"])
-def test_data_that_do_not_fit_the_specs(layout):
+def test_data_that_mismatch_the_specs_raise(layout):
     team = make_team(layout, "categorical", True)
     actor, _ = actor_of(team)
     name, n, o, a = ("herd", 5, 6, 4) if layout == "one" else ("mice", 3, 6, 4)
@@ -213,7 +213,7 @@ def test_data_that_do_not_fit_the_specs(layout):
 
 
 @pytest.mark.parametrize("joined", [True, False])
-def test_agents_of_unequal_structure_where_one_was_promised(joined):
+def test_unequal_agents_in_a_homogeneous_group_raise(joined):
     team = make_team("two")
     td = observed(team, 4)
     rows = [{"observation": torch.zeros(4, o), "mask": torch.ones(4).bool()} for o in (4, 3)]
@@ -236,7 +236,7 @@ def test_deterministic_actions_of_a_joined_actor():
         assert_same(one[name, "action"], other[name, "action"])
 
 
-def test_parts_are_merged_only_where_all_of_them_are_there():
+def test_parts_are_merged_only_if_all_are_present():
     groups = [make_group(n=2, name="cat", o=4), make_group(n=1, name="mouse", o=3)]
     joined = join(groups)
     whole = JoinedActor(make_actor(joined), joined)

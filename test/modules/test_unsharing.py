@@ -1,4 +1,4 @@
-"""Networks that were shared and are no longer, and the Adam states that they carry along."""
+"""Unsharing of networks, and the Adam states that carry over."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from torchrl_marl.modules.unsharing import carry_state, unshare
 
 @modes
 @teams
-def test_unshared_network_does_the_same(mode, team):
+def test_unsharing_keeps_the_outputs(mode, team):
     network = make(mode, team)
     before = {name: p.clone() for name, p in network.named_parameters()}
     alone, origins = unshare(network)
@@ -22,7 +22,7 @@ def test_unshared_network_does_the_same(mode, team):
     assert origins.keys() == parameters.keys()
     for name, origin in origins.items():
         assert torch.equal(origin.take(before[origin.name]), parameters[name])
-    # What one agent learns is no matter of the others.
+    # An update of one agent does not change the others.
     target = 2
     optimizer = torch.optim.SGD(alone.parameters(), 0.1)
     output = alone(features)
@@ -63,7 +63,7 @@ def trained(network, team, lr=0.01):
 
 
 def carried(network, alone, origins, optimizer, lr=0.01):
-    """An optimizer of the un-shared network that goes on where the other is."""
+    """An optimizer of the unshared network, with the state of the other."""
     state = {name: optimizer.state[p] for name, p in network.named_parameters()}
     new, parameters = torch.optim.Adam(alone.parameters(), lr), dict(alone.named_parameters())
     for name, own in carry_state(state, origins).items():
@@ -72,7 +72,7 @@ def carried(network, alone, origins, optimizer, lr=0.01):
 
 
 @pairwise(mode=SETTINGS, team=[SAME, MIXED], agent=[0, 1])
-def test_adam_goes_on_after_unsharing(mode, team, agent):
+def test_adam_state_carries_over_at_unsharing(mode, team, agent):
     network = make(mode, team)
     optimizer = trained(network, team)
     alone, origins = unshare(network)
@@ -86,9 +86,9 @@ def test_adam_goes_on_after_unsharing(mode, team, agent):
         opt.zero_grad()
         net(features)[:, agent].square().sum().backward()
         opt.step()
-    # The shared network felt this agent only: its own copy moved likewise.
+    # The loss is of this agent only, so the shared network and its copy move alike.
     torch.testing.assert_close(alone(features)[:, agent], network(features)[:, agent])
-    # And each other's as Adam says: on with its momentum, with a gradient of 0.
+    # Copies of other agents follow Adam with their momentum and a gradient of 0.
     for name, parameter in alone.named_parameters():
         origin = origins[name]
         moments = {k: origin.take(v) if v.ndim else v for k, v in state[origin.name].items()}
@@ -116,7 +116,7 @@ def test_no_state_is_carried_before_the_first_step():
     assert not carried(network, alone, origins, torch.optim.Adam(network.parameters())).state
 
 
-def test_any_module_that_all_share_can_be_unshared():
+def test_any_fully_shared_module_can_be_unshared():
     network = nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4), nn.Linear(4, 2))
     features = features_of(SAME, 6)
     alone, origins = unshare(network, N)

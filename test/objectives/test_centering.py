@@ -1,4 +1,4 @@
-"""Values that are shifted to the level of a batch's returns: by hand, and by raised values."""
+"""Centering: values are shifted to the level of a batch's returns."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from torchrl_marl.objectives import TeamGAE
 
 
 def test_centering_by_hand():
-    """A reward of 1 for ever is worth 1 / (1 - gamma) = 2: found in one batch from a value of 0."""
+    """A constant reward of 1 has the value 1 / (1 - gamma) = 2, found in one batch from 0."""
     group, norm = make_group(n=2, o=1), ValueNorm()
     settings = {"value_network": make_echo(group), "value_norm": norm, "group": group}
     td = make_trajectory(group, 1, 5, alive=2.0)
@@ -26,8 +26,8 @@ def test_centering_by_hand():
 
 @pytest.mark.parametrize("bootstrap", ["team", "agent"])
 @pytest.mark.parametrize("seed", range(3))
-def test_centering_is_estimating_with_shifted_values(bootstrap, seed):
-    """What targets keep of a shift is what they say when all values are raised by it."""
+def test_centering_equals_estimates_with_shifted_values(bootstrap, seed):
+    """Centered targets equal those of a critic whose values are all raised by the shift."""
     group = make_group(n=3, o=1)
     td = make_trajectory(group, 4, 6, seed=seed)
     common = {"gamma": 0.9, "lmbda": 0.8, "group": group, "bootstrap": bootstrap}
@@ -47,8 +47,8 @@ def test_centering_is_estimating_with_shifted_values(bootstrap, seed):
 
 
 @pytest.mark.parametrize("batches", [1, 2])
-def test_values_of_a_centered_batch_are_what_the_critic_says(batches):
-    """Of the first batch, too, before which the norm's mean cannot be shifted."""
+def test_values_of_a_centered_batch_equal_the_critics(batches):
+    """Also for the first batch, when the norm has no mean to shift yet."""
     group, norm = make_group(), ValueNorm()
     critic = make_critic(group, NetworkConfig([8]), value_norm=norm)
     estimator = TeamGAE(
@@ -66,7 +66,7 @@ def test_values_of_a_centered_batch_are_what_the_critic_says(batches):
     torch.testing.assert_close(critic(td.clone())["car", "state_value"], td["car", "state_value"])
 
 
-def test_where_nothing_ends_and_all_counts_nothing_is_shifted():
+def test_no_shift_without_ends_and_discounting():
     group, norm = make_group(n=2, o=1), ValueNorm()
     td = make_trajectory(group, 1, 5, alive=2.0)
     for name in ("terminated", "truncated", "done"):
@@ -78,14 +78,14 @@ def test_where_nothing_ends_and_all_counts_nothing_is_shifted():
     assert_same(found["value_target"], expected["value_target"])
 
 
-def test_centering_takes_our_value_norm_alone():
+def test_centering_without_value_norm_raises():
     group = make_group()
     critic = make_critic(group, NetworkConfig([8]))
     with pytest.raises(ValueError, match="centering=True shifts the mean of .*ValueNorm.* is None"):
         TeamGAE(gamma=0.9, lmbda=0.8, value_network=critic, group=group, centering=True)
 
 
-def test_centering_is_for_training_and_ends_where_nobody_lives():
+def test_no_shift_in_eval_mode_or_in_fully_masked_batches():
     group, norm = make_group(), ValueNorm()
     critic = make_critic(group, NetworkConfig([8]), value_norm=norm)
     settings = {"gamma": 0.9, "lmbda": 0.8, "value_network": critic, "group": group}

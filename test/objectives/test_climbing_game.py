@@ -1,7 +1,7 @@
-"""The climbing game: IQL finds its optimum where what disappoints weighs less than 1/7.
+"""The climbing game: IQL finds its optimum if negative TD errors weigh less than 1/7.
 
-Of all joint actions alike, an agent's values are expectiles: the second agent's of its first action
-(11 - 30 w) / (1 + 2 w), of its last (6 + 5 w) / (1 + 2 w).
+Over uniform joint actions, an agent's values are expectiles. Those of the second agent are
+(11 - 30 w) / (1 + 2 w) for its first action and (6 + 5 w) / (1 + 2 w) for its last.
 """
 
 import itertools
@@ -35,7 +35,7 @@ def game():
 @pytest.mark.parametrize(
     ("weight", "optimum"), [(0.05, True), (0.13, True), (0.16, False), (1.0, False)]
 )
-def test_the_optimum_is_found_below_one_seventh(weight, optimum):
+def test_optimum_is_found_for_negative_weights_below_one_seventh(weight, optimum):
     torch.manual_seed(0)
     group = TeamSpec([AgentSpec("car", 2, Unbounded((1,)), Categorical(3))]).groups["car"]
     actor = make_q_actor(group, NetworkConfig([16], sharing="none"))

@@ -1,4 +1,4 @@
-"""The value estimator: whose ends count, what the dead earn, hand-worked."""
+"""The value estimator: done flags, rewards and values of dead agents, by hand."""
 
 import pytest
 import torch
@@ -60,8 +60,8 @@ DEATH = {
 }
 
 
-def test_its_numbers_are_where_its_network_is():
-    # A CUDA graph reads nothing that is elsewhere; gamma and lmbda are tensors.
+def test_buffers_are_on_the_device_of_the_network():
+    # CUDA graphs read no tensors on other devices; gamma and lmbda are tensors.
     group = make_group(n=2, o=1)
     network = make_echo(group)
     network.register_parameter("weight", nn.Parameter(torch.empty(1, device="meta")))
@@ -69,9 +69,9 @@ def test_its_numbers_are_where_its_network_is():
     assert {x.device.type for x in estimator.buffers()} == {"meta"}
 
 
-def test_team_bootstrap_the_dead_earn_what_the_living_earn():
+def test_team_bootstrap_gives_dead_agents_the_rewards_of_living_ones():
     advantage, target = estimate("team", **DEATH)
-    # Step 1: both earn 4, and what agent 0 is worth, the dead one is: 4 - 3.
+    # Step 1: both earn 4 and have the value of agent 0: 4 - 3.
     assert advantage[1].tolist() == [1.0, 1.0]
     # Step 0: 1 + 0.5 * 3 - 1 + 0.5 * 1 and 1 + 0.5 * 3 - 2 + 0.5 * 1
     assert advantage[0].tolist() == [2.0, 1.0]
@@ -84,11 +84,11 @@ REMAINING = [sum(GAMMA**k for k in range(EPISODE - t)) for t in range(EPISODE + 
 
 @pytest.mark.parametrize("lmbda", [0.0, 0.95, 1.0])
 @pytest.mark.parametrize("steps", [EPISODE, 15, 1])
-def test_who_dies_early_is_credited_with_the_whole_return_of_its_team(lmbda, steps):
-    """1 a step for 40 steps; agent 1 dies in the first. The batch may end before the episode."""
+def test_early_deaths_are_credited_with_the_whole_team_return(lmbda, steps):
+    """The reward is 1 in each of 40 steps. Agent 1 dies in the first. Batches may be shorter."""
     assert round(REMAINING[0], 2) == 33.10
     ends = [t == EPISODE for t in range(1, steps + 1)]
-    nobody_told = [-500.0] * steps  # what a critic would say of the dead, who are masked
+    nobody_told = [-500.0] * steps  # the critic's values of dead agents, which are masked
     _, target = estimate(
         "team",
         gamma=GAMMA,
@@ -105,8 +105,8 @@ def test_who_dies_early_is_credited_with_the_whole_return_of_its_team(lmbda, ste
     torch.testing.assert_close(target, expected, rtol=1e-5, atol=1e-4)
 
 
-def test_the_dead_are_worth_the_mean_of_those_who_act():
-    """Of three, agent 2 is dead and agent 1 waits: only agent 0 is seen by a critic."""
+def test_dead_agents_have_the_mean_value_of_acting_ones():
+    """Of three agents, agent 2 is dead and agent 1 waits; the critic values agent 0 only."""
     group = make_group(n=3, o=1)
     estimator = TeamGAE(gamma=0.5, lmbda=1.0, value_network=make_echo(group), group=group)
     living = torch.tensor([[True, True, False]])
@@ -119,12 +119,12 @@ def test_the_dead_are_worth_the_mean_of_those_who_act():
 
     assert shared(acting) == [3.0, 100.0, 3.0]
     assert shared(living) == [3.0, 100.0, 51.5]
-    assert shared(torch.zeros_like(acting)) == [3.0, 100.0, 51.5]  # nobody acts: all who live
+    assert shared(torch.zeros_like(acting)) == [3.0, 100.0, 51.5]  # none acts: mean of the living
     nobody = torch.zeros_like(living)
     assert share(value, nobody, nobody, estimator.per_group).flatten().tolist() == [0.0] * 3
 
 
-def test_a_state_of_as_many_features_as_there_are_agents_is_not_masked():
+def test_state_with_as_many_features_as_agents_is_not_masked():
     group = make_group(n=3, state=3)
     critic = make_critic(group, NetworkConfig([8]), centralized="state")
     td = make_trajectory(group, 4, 6, alive=0.4)
@@ -138,15 +138,15 @@ def test_a_state_of_as_many_features_as_there_are_agents_is_not_masked():
     assert (inputs["car", "observation"][~td["car", "mask"]] == 0).all()
 
 
-def test_agent_bootstrap_death_ends_the_return():
+def test_agent_bootstrap_ends_the_return_at_death():
     advantage, target = estimate("agent", **DEATH)
     assert advantage[1].tolist() == [1.0, 0.0]
     assert advantage[0].tolist() == [2.0, 1.0 - 2.0]
     assert target[0].tolist() == [3.0, 1.0]
 
 
-def test_the_team_takes_the_roots_flags():
-    """All agents say done, the root does not: the return goes on."""
+def test_team_bootstrap_uses_the_root_done_flags():
+    """All agents are done and the root is not: the return continues."""
     entries = {
         "value": [[0.0, 0.0], [0.0, 0.0]],
         "next_value": [[0.0, 0.0], [8.0, 8.0]],
@@ -157,7 +157,7 @@ def test_the_team_takes_the_roots_flags():
     assert estimate("agent", **entries)[0].tolist() == [[1.0] * 2, [2.0] * 2]
 
 
-def test_a_time_limit_bootstraps_from_the_last_observation():
+def test_time_limit_bootstraps_from_the_last_observation():
     entries = {
         "value": [[0.0, 0.0]],
         "next_value": [[6.0, 10.0]],
@@ -171,7 +171,7 @@ def test_a_time_limit_bootstraps_from_the_last_observation():
 
 
 @pytest.mark.parametrize("bootstrap", ["team", "agent"])
-def test_an_agent_that_is_cut_off_bootstraps_although_it_acts_no_more(bootstrap):
+def test_truncated_agent_bootstraps_from_its_last_observation(bootstrap):
     """Agent 1 is truncated in mid-episode: its next mask is False, its last observation counts."""
     entries = {
         "value": [[0.0, 0.0], [0.0, 0.0]],
@@ -181,7 +181,7 @@ def test_an_agent_that_is_cut_off_bootstraps_although_it_acts_no_more(bootstrap)
         "own_truncated": [[False, True], [False, True]],
     }
     advantage, _ = estimate(bootstrap, **entries)
-    # The team goes on after it, with its value 0 from then on.
+    # The team continues without it, with its value 0 from then on.
     assert advantage[0, 1].item() == 5.0
     dead = {
         **entries,
@@ -191,8 +191,8 @@ def test_an_agent_that_is_cut_off_bootstraps_although_it_acts_no_more(bootstrap)
     assert estimate(bootstrap, **dead)[0][0, 1].item() == 0.0
 
 
-def test_an_agent_that_terminates_at_its_limit_is_not_seen_again():
-    """Agent 1 ends by both flags: the team's value is then that of agent 0, 4, and not its own."""
+def test_agent_terminated_at_its_limit_does_not_bootstrap():
+    """Agent 1 has both flags; the team's value is then 4, that of agent 0."""
     entries = {
         "value": [[0.0, 0.0]],
         "next_value": [[4.0, 10.0]],
@@ -204,8 +204,8 @@ def test_an_agent_that_terminates_at_its_limit_is_not_seen_again():
     assert estimate("agent", **entries)[0].tolist() == [[2.0, 0.0]]
 
 
-def test_waiting_steps_are_transparent_to_an_agent_by_itself():
-    """Agent 1 waits in step 1: its pay goes to step 0, nothing is discounted for it."""
+def test_agent_bootstrap_skips_waiting_steps():
+    """Agent 1 waits in step 1: its reward counts for step 0 and is not discounted."""
     advantage, _ = estimate(
         "agent",
         value=[[0.0, 1.0], [0.0, 77.0], [0.0, 2.0]],
@@ -220,7 +220,7 @@ def test_waiting_steps_are_transparent_to_an_agent_by_itself():
     assert advantage[:, 1].tolist() == [6.5, 0.0, 5.0]
 
 
-def test_what_stands_in_the_slots_of_a_group_of_which_nobody_lives_is_nothing():
+def test_rewards_of_a_fully_dead_group_have_no_effect():
     advantage, _ = estimate(
         "team",
         value=[[0.0, 0.0], [0.0, 0.0]],
@@ -235,7 +235,7 @@ def test_what_stands_in_the_slots_of_a_group_of_which_nobody_lives_is_nothing():
 
 
 @pytest.mark.parametrize("bootstrap", ["team", "agent"])
-def test_a_root_reward_is_everyones(bootstrap):
+def test_root_reward_is_shared_by_all_agents(bootstrap):
     group = make_group()
     critic = make_critic(group, NetworkConfig([8]))
     td = make_trajectory(group, 4, 5, alive=2.0)
@@ -251,7 +251,7 @@ def test_a_root_reward_is_everyones(bootstrap):
     assert_same(td["car", "advantage"], expanded["car", "advantage"])
 
 
-def test_without_masks_it_is_torchrls():
+def test_without_masks_equals_torchrl():
     group = make_group()
     critic = make_critic(group, NetworkConfig([8]))
     td = make_trajectory(group, 4, 6, alive=2.0)
@@ -287,7 +287,7 @@ def test_any_batch_dims(batch):
         torch.testing.assert_close(one.reshape(-1, *alone.shape)[i], alone)
 
 
-def test_the_value_after_an_update_is_the_same_normalized_one():
+def test_values_are_denormalized_with_updated_statistics():
     group = make_group()
     norm = ValueNorm(decay=0.5)
     critic = make_critic(group, NetworkConfig([8]), value_norm=norm)
@@ -309,7 +309,7 @@ def test_no_gradient_reaches_the_estimates():
         assert not td["car", leaf].requires_grad
 
 
-def test_errors():
+def test_invalid_settings_and_rewards_raise():
     group = make_group()
     critic = make_critic(group)
     with pytest.raises(ValueError, match="'nobody'.*'team' or 'agent'"):
@@ -328,7 +328,7 @@ def test_errors():
 
 @pytest.mark.parametrize("bootstrap", ["team", "agent"])
 @pytest.mark.parametrize("centralized", [False, True])
-def test_fast_values_are_the_values_of_fewer_steps(bootstrap, centralized, monkeypatch):
+def test_fast_values_evaluate_fewer_steps(bootstrap, centralized, monkeypatch):
     monkeypatch.setattr(estimator_module, "_IN_CACHE", 16)
     torch.manual_seed(0)
     group = make_group(n=2, o=3)
@@ -352,7 +352,7 @@ def test_fast_values_are_the_values_of_fewer_steps(bootstrap, centralized, monke
         torch.testing.assert_close(found["car", key], expected["car", key], rtol=1e-5, atol=1e-6)
 
 
-def test_fast_values_of_masked_steps_are_those_of_the_critic():
+def test_fast_values_equal_plain_ones_with_masks():
     torch.manual_seed(0)
     group = make_group(n=3, o=2)
     critic = make_critic(group, NetworkConfig([8]), centralized=True)
@@ -364,7 +364,7 @@ def test_fast_values_of_masked_steps_are_those_of_the_critic():
         torch.testing.assert_close(found["car", key], expected["car", key], rtol=1e-5, atol=1e-6)
 
 
-def test_a_compiled_learner_on_a_cpu_has_fast_values():
+def test_compiled_learner_on_cpu_uses_fast_values():
     group = make_group(n=2, o=3)
     for execution, fast in (("eager", False), ("trace", False), ("compile", True)):
         learner = OnPolicyLearner({"car": group}, OnPolicyConfig(), execution=execution)

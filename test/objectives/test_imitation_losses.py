@@ -32,7 +32,7 @@ def recorded(group, *batch, seed=0, alive=0.7):
 
 @pytest.mark.parametrize("kind", [*LOGITS, "bounded", "wide", "unbounded", "hybrid"])
 class TestCloning:
-    def test_is_the_mean_log_probability_of_those_who_act(self, kind):
+    def test_loss_is_mean_negative_log_prob_of_acting_agents(self, kind):
         group = make_group(kind)
         actor, td = make_actor(group, SMALL), recorded(group, 7)
         loss = ImitationLoss(actor, group=group)
@@ -50,7 +50,7 @@ class TestCloning:
         torch.testing.assert_close(found["loss_actor"], expected)
         torch.testing.assert_close(found["log_prob"], -expected.detach())
 
-    def test_masked_agents_change_no_bit(self, kind):
+    def test_values_of_masked_agents_have_no_effect_on_cloning(self, kind):
         group = make_group(kind)
         actor, td = make_actor(group, SMALL), recorded(group, 7)
         loss = ImitationLoss(actor, group=group, functional=False)
@@ -65,7 +65,7 @@ class TestCloning:
         for other in results[1:]:
             assert all(torch.equal(x, y) for x, y in zip(results[0], other))
 
-    def test_what_is_recorded_becomes_the_likeliest(self, kind):
+    def test_training_raises_probability_of_recorded_actions(self, kind):
         """Gradient steps on one batch raise the probability of its actions."""
         group = make_group(kind)
         actor, td = make_actor(group, SMALL), recorded(group, 7)
@@ -79,7 +79,7 @@ class TestCloning:
         assert loss(td)["loss_actor"].item() < first - 0.3
 
 
-def test_a_categorical_by_hand():
+def test_categorical_by_hand():
     """Logits 0, log 3: the second action has probability 3/4, the first 1/4."""
     group = make_group("one_hot", n=2, mask=False)
     actor = make_actor(group, SMALL)
@@ -104,7 +104,7 @@ def test_actions_at_their_bounds_have_a_finite_loss_and_gradient(at):
     assert loss.item() < 20
 
 
-def test_joined_groups_have_the_losses_of_single_ones():
+def test_joined_groups_have_the_losses_of_single_groups():
     groups = [make_group("categorical", n, name=name) for n, name in ((2, "cat"), (3, "mouse"))]
     both = join(groups)
     actor = make_actor(both, SMALL)
@@ -145,7 +145,7 @@ class TestTD3BC:
         torch.testing.assert_close(metrics["distance"], distance.mean().detach())
 
     @pytest.mark.parametrize("kind", ["bounded", "wide", "unbounded"])
-    def test_at_the_recorded_actions_the_gradient_is_matd3s_times_lambda(self, kind):
+    def test_gradient_at_recorded_actions_is_scaled_matd3_gradient(self, kind):
         loss, plain = td3_bc(kind), td3_bc(kind, MADDPGLoss)
         loss.saturation_coeff = plain.saturation_coeff = 0.0
         td = recorded(loss.group, 7)
@@ -161,13 +161,13 @@ class TestTD3BC:
         for x, y in zip(found, expected):
             torch.testing.assert_close(x, weight * y, rtol=1e-4, atol=1e-6)
 
-    def test_critics_learn_as_matd3s(self):
+    def test_critic_loss_equals_matd3(self):
         loss, plain = td3_bc(), td3_bc(cls=MADDPGLoss)
         td = recorded(loss.group, 7)
         assert torch.equal(loss.value_loss(td.clone())[0], plain.value_loss(td.clone())[0])
 
     @pytest.mark.parametrize("kind", ["categorical", "one_hot"])
-    def test_discrete_actions_have_their_log_probability_as_distance(self, kind):
+    def test_distance_of_discrete_actions_is_negative_log_prob(self, kind):
         loss = td3_bc(kind)
         td = recorded(loss.group, 7)
         dist = loss.actor_network.get_dist(td.clone())
@@ -177,7 +177,7 @@ class TestTD3BC:
         _, metrics = loss.actor_loss(td)
         torch.testing.assert_close(metrics["distance"], expected.detach())
 
-    def test_masked_agents_change_no_bit(self):
+    def test_values_of_masked_agents_have_no_effect_on_td3_bc(self):
         loss = td3_bc()
         td = recorded(loss.group, 7)
         masked, results = ~td["car", "mask"], []
@@ -215,13 +215,13 @@ class TestImplicitQ:
         weights = torch.tensor([0.8 if u > 0 else 0.2 for u in gap.tolist()])
         _, metrics = loss.value_loss(td.clone())
         torch.testing.assert_close(metrics["loss_state_value"], (weights * gap**2).mean())
-        assert 0 < (gap > 0).sum() < len(gap)  # both sides are there
+        assert 0 < (gap > 0).sum() < len(gap)  # both signs occur
         dist = loss.actor_network.get_dist(td.clone())
         inside = td["car", "action"].clamp(-0.99, 0.99)
         expected = -((2 * gap).exp().clamp_max(100) * dist.log_prob(inside)[mask]).mean()
         torch.testing.assert_close(loss.actor_loss(td.clone())[0], expected)
 
-    def test_targets_are_the_values_of_next_steps(self):
+    def test_targets_use_state_values_of_next_steps(self):
         loss = implicit_q(bootstrap="agent", gamma=0.9)
         td = recorded(loss.group, 9, alive=1.0)
         following = td["next"].clone()
@@ -232,13 +232,13 @@ class TestImplicitQ:
         torch.testing.assert_close(metrics["target_value"], expected.mean().detach())
 
     @pytest.mark.parametrize("kind", [*DISCRETE, "bounded", "unbounded"])
-    def test_without_advantages_it_clones(self, kind):
+    def test_zero_beta_equals_behavior_cloning(self, kind):
         loss = implicit_q(kind, beta=0.0)
         td = recorded(loss.group, 9)
         clone = ImitationLoss(loss.actor_network, group=loss.group, functional=False)
         assert torch.equal(loss.actor_loss(td.clone())[0], clone.actor_loss(td.clone())[0])
 
-    def test_each_network_learns_from_its_own_loss(self):
+    def test_each_network_gets_gradients_of_one_loss_only(self):
         loss = implicit_q()
         td = recorded(loss.group, 9)
         value, metrics = loss.value_loss(td.clone())
@@ -256,7 +256,7 @@ class TestImplicitQ:
                 moved = any(x is not None and bool(x.abs().sum() > 0) for x in found)
                 assert moved is (word == other), (word, other)
 
-    def test_masked_agents_change_no_bit(self):
+    def test_values_of_masked_agents_have_no_effect_on_implicit_q(self):
         loss = implicit_q()
         td = recorded(loss.group, 7)
         masked, results = ~td["car", "mask"], []
@@ -274,13 +274,13 @@ class TestImplicitQ:
             )
 
     @pytest.mark.parametrize("expectile", [0.4, 1.0])
-    def test_an_expectile_is_between_a_half_and_one(self, expectile):
+    def test_expectile_out_of_range_raises(self, expectile):
         with pytest.raises(ValueError, match="expectile is .*, expected 0.5 or more, and below 1"):
             implicit_q(expectile=expectile)
 
 
 @pytest.mark.parametrize("implicit", [False, True])
-def test_losses_of_recorded_actions_are_weighted_by_prioritized_replay(implicit):
+def test_priority_weights_make_losses_unbiased(implicit):
     """With the weight 1/p of a row that was drawn with probability p, a loss has no bias."""
     loss = implicit_q("categorical")
     keys = ["loss_actor", "loss_value", "loss_state_value"] if implicit else ["loss_actor"]
@@ -295,7 +295,7 @@ def test_losses_of_recorded_actions_are_weighted_by_prioritized_replay(implicit)
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_loss_with_parameters_of_its_own_is_built_without_a_warning():
+def test_building_implicit_q_loss_does_not_warn():
     group = make_group("bounded")
     makers = (make_actor, make_action_critic, make_critic)
     ImplicitQLoss(*(make(group, SMALL) for make in makers), group=group)

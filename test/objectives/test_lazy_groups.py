@@ -51,7 +51,7 @@ def collect(actor, pad):
     return next(iter(Collector(make_env(pad), actor, frames_per_batch=30, total_frames=30)))
 
 
-def test_cloning_and_attention_are_those_of_the_padded_group():
+def test_cloning_and_attention_equal_those_of_padded_group():
     group = TeamSpec.from_env(make_env(False)).groups["team"]
     config = NetworkConfig([8], communication=CommunicationConfig("tarmac", message_size=4))
     actor = make_actor(group, config)
@@ -61,7 +61,7 @@ def test_cloning_and_attention_are_those_of_the_padded_group():
         torch.testing.assert_close(read(lazy), read(dense))
 
 
-def test_loss_and_estimator_are_those_of_the_padded_group(networks):
+def test_loss_and_estimator_equal_those_of_padded_group(networks):
     group, actor, critic = networks
     lazy, dense = collect(actor, False), collect(actor, True)
     assert is_lazy(lazy["team"]) and not is_lazy(dense["team"])
@@ -84,7 +84,7 @@ def test_loss_and_estimator_are_those_of_the_padded_group(networks):
     torch.testing.assert_close(*advantages)
 
 
-def test_a_lazy_batch_goes_through_a_buffer_into_the_loss(networks):
+def test_loss_of_lazy_batch_from_a_replay_buffer(networks):
     group, actor, critic = networks
     batch = collect(actor, False)
     TeamGAE(gamma=0.9, lmbda=0.8, value_network=critic, group=group)(batch)
@@ -118,13 +118,13 @@ class TestAGroupOfEqualAgentsWhoseStepsAreStackedLazily:
         after = {"deck": rewarded, "done": ended, "terminated": ended}
         return TensorDict({"deck": steps, "next": after}, [2, 2])
 
-    def test_a_policy_writes_its_actions(self, deck):
+    def test_policy_writes_actions(self, deck):
         batch = self.make_batch()
         assert is_lazy(batch["deck"])
         make_actor(deck)(batch)
         assert batch["deck", "action_log_prob"].shape == (2, 2, 2)
 
-    def test_losses_write_targets_and_errors(self, deck):
+    def test_losses_write_targets_and_td_errors(self, deck):
         batch, network = self.make_batch(), make_q_actor(deck)
         loss = ParallelQLoss(network, group=deck, functional=False)
         loss.add_targets(batch)

@@ -1,4 +1,4 @@
-"""GAE and V-trace against plain sums, where agents are born late, wait, die and are cut off."""
+"""GAE and V-trace against plain sums, with late births, waiting, deaths and truncation."""
 
 import math
 from dataclasses import replace
@@ -26,7 +26,7 @@ BEHIND = [end for end, n in zip((7, 8, 20, 30), PARTS) for _ in range(n)]
 
 
 class Played:
-    """Batches in the block's layout, and what was played in plain lists."""
+    """Batches in the block's layout, and the same rollout in plain lists."""
 
     def __init__(self, layout, seed, learns=False, respawns=False):
         sizes = LAYOUTS[layout]
@@ -58,7 +58,7 @@ class Played:
         return TensorDictModule(Echo(), keys, [self.group.key("state_value")])
 
     def estimated(self, estimator):
-        """Advantages and targets of all parts, and what is learned from, ``[E, T, N]``."""
+        """Advantages, targets and loss masks of all parts, ``[E, T, N]``."""
         found = []
         for data in self.parts:
             estimator(data)
@@ -74,7 +74,7 @@ class Played:
 
 
 class Reference:
-    """Values, rewards and ends of steps by ``bootstrap="team"``, each agent's in plain numbers."""
+    """Values, rewards and done flags for ``bootstrap="team"``, in plain numbers."""
 
     def __init__(self, played):
         self.plain, self.respawns = (plain := played.plain), played.respawns
@@ -121,7 +121,7 @@ class Reference:
 @pytest.mark.parametrize(("learns", "respawns"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("seed", range(4))
-def test_gae_of_a_team_is_plain_sums(layout, seed, learns, respawns):
+def test_team_gae_equals_plain_sums(layout, seed, learns, respawns):
     played = Played(layout, seed, learns, respawns)
     settings = {"value_network": played.critic(), "group": played.group}
     advantage, target, learned = played.estimated(TeamGAE(gamma=GAMMA, lmbda=LMBDA, **settings))
@@ -138,8 +138,8 @@ def test_gae_of_a_team_is_plain_sums(layout, seed, learns, respawns):
 @pytest.mark.parametrize("respawns", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("seed", range(3))
-def test_gae_of_each_agent_is_plain_sums(layout, seed, respawns):
-    """An own turn earns all up to the next one, or to the agent's end."""
+def test_agent_gae_equals_plain_sums(layout, seed, respawns):
+    """The reward of a turn is the sum up to the agent's next turn or end."""
     played = Played(layout, seed, respawns=respawns)
     settings = {"value_network": played.critic(), "group": played.group, "bootstrap": "agent"}
     advantage, _, learned = played.estimated(TeamGAE(gamma=GAMMA, lmbda=LMBDA, **settings))
@@ -147,7 +147,7 @@ def test_gae_of_each_agent_is_plain_sums(layout, seed, respawns):
     done, terminated = (plain.ends[key][1] for key in ("done", "terminated"))
 
     def of_turn(e, t, i):
-        """The advantage of an own turn; None where nobody knows what it led to."""
+        """The advantage of a turn; None if its outcome is not in the batch."""
         earned, s = 0.0, t
         while True:
             earned += plain.reward[e][s][i]
@@ -178,7 +178,7 @@ def test_gae_of_each_agent_is_plain_sums(layout, seed, respawns):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("ratio", ["agent", "joint"])
 @pytest.mark.parametrize("seed", range(2))
-def test_vtrace_is_plain_sums(layout, seed, ratio, respawns):
+def test_vtrace_equals_plain_sums(layout, seed, ratio, respawns):
     played = Played(layout, seed, respawns=respawns)
     torch.manual_seed(seed)
     actor = make_actor(played.group, NetworkConfig([8]))
@@ -217,8 +217,8 @@ def test_vtrace_is_plain_sums(layout, seed, ratio, respawns):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_flags_go_on_from_batch_to_batch(layout):
-    """Agents that acted in the last batch are born in this one; others not until they act."""
+def test_alive_and_bootstrap_flags_continue_across_batches(layout):
+    """Agents that acted in the last batch count as born; others only once they act."""
     played = Played(layout, 2)
     plain, group = played.plain, played.group
     alive = torch.cat([alive_in(group, data) for data in played.parts], 1)
@@ -227,7 +227,7 @@ def test_flags_go_on_from_batch_to_batch(layout):
     assert torch.equal(follows, played.everywhere(plain.follows))
 
 
-def test_members_of_a_population_have_flags_of_their_own():
+def test_population_members_have_separate_flags():
     played = Played("joined", 3)
     block = Block(played.groups, acted=("action",), n_members=2)
     [group], found = block.joined.values(), []
@@ -242,7 +242,7 @@ def test_members_of_a_population_have_flags_of_their_own():
 @pytest.mark.parametrize("respawns", [False, True])
 @pytest.mark.parametrize("value", POISON)
 @pytest.mark.parametrize("bootstrap", ["team", "agent"])
-def test_what_stands_in_slots_of_the_unborn_and_the_dead_reaches_nobody(bootstrap, value, respawns):
+def test_values_of_unborn_and_dead_agents_have_no_effect(bootstrap, value, respawns):
     found = []
     for poison in (False, True):
         played = Played("joined", 1, respawns=respawns)

@@ -1,4 +1,4 @@
-"""The loss of a minibatch's parts, with everybody's count, adds up to that of the whole."""
+"""Losses of a minibatch's parts, with the total count, add up to that of the whole."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from torchrl_marl.runtime.ranks import SingleProcess
 
 
 @pytest.mark.parametrize("layout", ["one", "two"])
-def test_parts_add_up_to_the_whole(layout):
+def test_losses_of_parts_add_up_to_the_whole(layout):
     case = Case(layout, iterations=1, actions="unbounded", settings={"clip_value": True})
     (batch,), (learner,), _, _ = alone(case)
     (loss,) = learner.losses.values()
@@ -36,7 +36,7 @@ def test_parts_add_up_to_the_whole(layout):
 
 
 def test_ranks_draw_the_noise_of_one_process():
-    """Each for its own rows, from equal generators; the others' draws leave no gap."""
+    """Each rank draws for its rows from an equal generator, which ends in the same state."""
 
     class OneOfTwo(SingleProcess):
         size = 2

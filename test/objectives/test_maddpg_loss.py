@@ -1,4 +1,4 @@
-"""MADDPG's loss: TorchRL's where it reduces to it, by hand, under poison, permuted and joined."""
+"""MADDPG's loss: reduction to TorchRL's, by hand, masked values, permuted and joined groups."""
 
 import copy
 import itertools
@@ -41,7 +41,7 @@ def networks(group, *, centralized=True, n_critics=1, config=SMALL, **kwargs):
 
 
 def gradients(loss, td):
-    """Those of the actor's loss by the actor, and of the critics' by the critics."""
+    """Gradients of the actor's loss by the actor, and of the critics' loss by the critics."""
     own = {"loss_actor": loss.actor_network, "loss_value": loss.qvalue_network}
     return gradients_of(loss(td), {key: network.parameters() for key, network in own.items()})
 
@@ -55,7 +55,7 @@ def apart(params):
 
 
 class TestReduction:
-    """One agent, nobody masked: TorchRL's losses."""
+    """For one agent without masks the losses equal TorchRL's."""
 
     def setup_method(self):
         torch.manual_seed(0)
@@ -72,7 +72,7 @@ class TestReduction:
         theirs.set_keys(**self.keys, priority=self.group.key("td_error"))
         theirs.make_value_estimator(ValueEstimators.TD0, gamma=0.9)
         ours = MADDPGLoss(actor, critic, group=self.group, bootstrap="agent", gamma=0.9)
-        # It copies the networks into their targets, which are moved apart after that.
+        # SoftUpdate copies the networks into their targets, which are changed after that.
         SoftUpdate(theirs, tau=0.5), SoftUpdate(ours, tau=0.5)
         for ours_target, target in (
             (ours.target_actor_network_params, theirs.target_actor_network_params),
@@ -154,12 +154,12 @@ class Sum(nn.Module):
 
     def forward(self, observation, action):
         total = (observation + self.weight.unsqueeze(-1) * action).sum(-2, keepdim=True)
-        own = torch.tensor([1.0, 3.0]).unsqueeze(-1)  # of what all do, the second earns three times
+        own = torch.tensor([1.0, 3.0]).unsqueeze(-1)  # agent 1 has three times the value
         return own * total.expand_as(observation)
 
 
 class TestByHand:
-    """Two agents, one number each; the actor does half of what it sees."""
+    """Two agents with one number each. Actions are half of the observation."""
 
     def setup_method(self):
         self.group = make_group("unbounded", n=2, o=1)
@@ -191,8 +191,8 @@ class TestByHand:
         # Actions 0.5 and 1: 3 + 0.5 + 10 = 13.5 and 40.5.
         torch.testing.assert_close(terms["loss_actor"], torch.tensor(-27.0))
 
-    def test_the_dead_are_worth_what_the_living_are_or_nothing(self):
-        """Next 2 alone acts: it sees 4 and does 2: 4 + 20 = 24, its value 72."""
+    def test_target_values_of_dead_agents(self):
+        """Then only the second agent acts: observation 4, action 2, 4 + 20 = 24, value 72."""
         ends = {"terminated": [[True], [False]]}
         td = self.batch(next_mask=(False, True), **ends)
         team = self.loss()(td.clone())
@@ -200,18 +200,18 @@ class TestByHand:
         agent = self.loss(bootstrap="agent")(td.clone())
         torch.testing.assert_close(agent["target_value"], torch.tensor((1 + 5 + 36) / 2))
 
-    def test_the_error_of_the_dead_is_0(self):
-        """Its row is drawn by the error of the living: Q = 1 + 3 = 4, target 1 + 13.5."""
+    def test_td_error_of_dead_agents_is_zero(self):
+        """The living agent has Q = 1 + 3 = 4 and the target 1 + 13.5."""
         self.loss()(td := self.batch(mask=(True, False)))
         assert td["car", "td_error"].tolist() == [[[10.5], [0.0]]]
 
-    def test_who_is_cut_off_is_seen_once_more(self):
+    def test_truncated_agents_bootstrap(self):
         td = self.batch(next_mask=(False, False), truncated=[[True], [True]])
         for bootstrap in ("team", "agent"):
             found = self.loss(bootstrap=bootstrap)(td.clone())["target_value"]
             torch.testing.assert_close(found, torch.tensor((1 + 13.5 + 5 + 40.5) / 2))
 
-    def test_who_waits_next_is_not_learned_from_by_its_own_ends(self):
+    def test_agent_bootstrap_skips_agents_that_wait_next(self):
         td = self.batch(next_mask=(False, True))
         found = self.loss(bootstrap="agent")(td)["target_value"]
         torch.testing.assert_close(found, torch.tensor(5.0 + 36))
@@ -224,7 +224,7 @@ class TestByHand:
         errors = torch.tensor([16.0 - 1 - 0.25 * 27, 48 - 5 - 0.25 * 81])
         torch.testing.assert_close(terms["loss_value"], 0.5 * errors.square().mean())
 
-    def test_steps_of_torchrls_multi_step_raise_the_discount(self):
+    def test_discount_is_raised_to_the_number_of_steps(self):
         td = self.batch()
         td["steps_to_next_obs"] = torch.full((1, 1), 3)
         targets = torch.tensor([1 + 0.5**3 * 27, 5 + 0.5**3 * 81])
@@ -240,13 +240,13 @@ class TestByHand:
     @pytest.mark.parametrize(
         ("whose", "slope"),
         [
-            # Values 1 and 3 times (w1 o1 + w2 o2) a = 21 a; of oneself 1 * 1 and 3 * 20.
+            # Values 1 and 3 times (w1 o1 + w2 o2) a = 21 a; for own actions 1 * 1 and 3 * 20.
             ("group", (21 + 63) / 2),
             ("agent", (1 + 60) / 2),
             ("all", (21 + 63) / 2),
         ],
     )
-    def test_whose_values_actions_raise(self, whose, slope):
+    def test_actor_gradient_setting_selects_the_raised_values(self, whose, slope):
         loss = self.loss(actor_gradient=whose)(self.batch())["loss_actor"]
         torch.testing.assert_close(loss, torch.tensor(-27.0))
         (found,) = torch.autograd.grad(loss, list(self.actor.parameters()))
@@ -256,8 +256,8 @@ class TestByHand:
 @pytest.mark.parametrize("kind", ["wide", "unbounded", "categorical", "one_hot"])
 @pytest.mark.parametrize("bootstrap", ["team", "agent"])
 @pytest.mark.parametrize("centralized", [True, False, "state"])
-def test_poison(kind, bootstrap, centralized):
-    """What stands in masked slots changes no bit of losses, errors and gradients."""
+def test_values_of_masked_agents_have_no_effect_bitwise(kind, bootstrap, centralized):
+    """Masked entries change no bit of losses, errors and gradients."""
     torch.manual_seed(0)
     group = make_group(kind, state=4, action_mask=kind in DISCRETE)
     actor, critic = networks(group, centralized=centralized, n_critics=2)
@@ -285,8 +285,8 @@ def test_permuted_agents(order, architecture):
 
 @pytest.mark.parametrize("bootstrap", ["team", "agent"])
 @pytest.mark.parametrize("kind", ["bounded", "categorical"])
-def test_joined_groups_have_the_losses_and_gradients_of_each_alone(bootstrap, kind):
-    """Two groups of other sizes side by side; critics see their own group's agents."""
+def test_joined_groups_equal_separate_losses_and_gradients(bootstrap, kind):
+    """Two groups of different sizes side by side; critics read their own group's agents."""
     torch.manual_seed(0)
     groups, td = cats_and_mice(kind, (2, 3), 16, seed=1)
     joined, together = side_by_side(groups, td)
@@ -302,7 +302,7 @@ def test_joined_groups_have_the_losses_and_gradients_of_each_alone(bootstrap, ki
         load_rows(alone.qvalue_network, critic, i)
         load_rows(alone.target_actor_network, actor, i)
         load_rows(alone.target_qvalue_network, critic, i)
-        if kind == "categorical":  # draws are other ones
+        if kind == "categorical":  # draws differ
             continue
         found = alone(td.clone())
         for key, value in found.items():
@@ -319,7 +319,7 @@ def whose(bootstrap):
 
 
 def test_gradients_do_not_cross_groups():
-    """A critic that sees both groups: what one does raises its own values only."""
+    """With a critic of both groups, each group's actions raise its own values only."""
     torch.manual_seed(0)
     groups, td = cats_and_mice("bounded", (2, 1), 8, alive=1.1)
     joined, together = side_by_side(groups, td)
@@ -348,7 +348,7 @@ def test_illegal_actions_are_never_drawn_and_get_no_gradient():
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_saturation_is_the_share_of_nearly_certain_choices(masked):
-    """Illegal actions are no certain choices, and the others of a certain one do not count."""
+    """Illegal actions and the alternatives of a certain choice do not count."""
     group = make_group("categorical", action_mask=masked)
     actor, critic = networks(group)
     td = steps(group, 64, alive=1.1)
@@ -364,7 +364,7 @@ def test_saturation_is_the_share_of_nearly_certain_choices(masked):
         assert loss(td.clone())["saturation"] == share
 
 
-def test_wrong_words():
+def test_invalid_settings_raise():
     group = make_group()
     for wrong in ({"bootstrap": "all"}, {"actor_gradient": "own"}):
         with pytest.raises(ValueError, match="expected"):
@@ -373,8 +373,8 @@ def test_wrong_words():
         MADDPGLoss(*networks(group), group=group).make_value_estimator(ValueEstimators.TDLambda)
 
 
-def test_the_graph_of_stored_actions_gets_no_gradient():
-    """``env.rollout`` keeps it; the critics' loss would train the actor."""
+def test_stored_actions_get_no_gradient():
+    """``env.rollout`` keeps their graph; the critics' loss would train the actor."""
     group = make_group()
     actor, critic = networks(group)
     loss = MADDPGLoss(actor, critic, group=group, functional=False)
@@ -384,5 +384,5 @@ def test_the_graph_of_stored_actions_gets_no_gradient():
     assert found == (None,) * len(found)
 
 
-def test_a_sequence_of_modules_is_a_critic():
+def test_action_critic_is_a_tensordict_sequential():
     assert isinstance(make_action_critic(make_group()), TensorDictSequential)

@@ -81,7 +81,7 @@ def test_reductions(reduction, shape):
         )
 
 
-def test_nobody_lives():
+def test_fully_masked_batch_gives_zero_losses_and_gradients():
     _, loss = by_hand()
     td = hand_batch((False, False))
     td["car", "advantage"] = torch.full_like(td["car", "advantage"], float("nan"))
@@ -94,7 +94,7 @@ def test_nobody_lives():
 
 
 @pytest.mark.parametrize(("exclude", "pooled"), [((), True), ((-2,), False)])
-def test_advantage_is_standardized_over_the_living(exclude, pooled):
+def test_advantage_is_standardized_over_living_agents(exclude, pooled):
     group, loss = by_hand(
         normalize_advantage=True,
         normalize_advantage_exclude_dims=exclude,
@@ -119,7 +119,7 @@ def test_advantage_is_standardized_over_the_living(exclude, pooled):
 # ---------------------------------------------------------------------------------- value norm
 
 
-def test_with_a_value_norm_it_is_the_papers_loss():
+def test_loss_with_value_norm_equals_the_papers():
     """The critic in normalized space, targets normalized, GAE on denormalized values."""
     group = make_group(n=2)
     norm = ValueNorm(decay=0.9)
@@ -174,7 +174,7 @@ def norm_raw(*values):
     return 0.1 * values.mean(), 0.1 * values.square().mean()
 
 
-def test_statistics_change_once_an_estimate_and_only_in_training():
+def test_value_norm_updates_once_per_estimate_in_training_mode():
     group = make_group()
     norm = ValueNorm()
     actor, critic = make_networks(group, value_norm=norm)
@@ -199,7 +199,7 @@ def test_statistics_change_once_an_estimate_and_only_in_training():
     assert norm.debiasing_term.item() == pytest.approx(1 - 0.99**2)
 
 
-def test_a_masked_target_does_not_reach_the_statistics():
+def test_masked_targets_do_not_update_the_value_norm():
     group = make_group()
     norm = ValueNorm(decay=0.5)
     _, critic = make_networks(group, value_norm=norm)
@@ -251,7 +251,7 @@ def test_entropy_of_squashed_actions_is_estimated_from_samples():
     assert any(bool(g.abs().sum() > 0) for g in gradient)
 
 
-def test_without_entropy_bonus_the_entropy_is_still_measured():
+def test_entropy_is_reported_without_entropy_bonus():
     _, loss = by_hand(entropy_bonus=False)
     out = loss(hand_batch())
     assert "loss_entropy" not in out.keys()
@@ -261,7 +261,7 @@ def test_without_entropy_bonus_the_entropy_is_still_measured():
 # --------------------------------------------------------------------------------------- errors
 
 
-def test_errors():
+def test_invalid_settings_and_data_raise():
     group = make_group()
     actor, critic = make_networks(group)
     with pytest.raises(ValueError, match="'mse'.*expected huber"):
@@ -282,8 +282,8 @@ def test_errors():
 
 
 @pytest.mark.parametrize("loc", [0.0, 3.0, 9.0, 20.0])
-def test_the_entropy_of_squashed_actions_near_their_bounds(loc):
-    """Against the integral in double precision; through the inverse of tanh it drifts."""
+def test_entropy_of_squashed_actions_near_their_bounds(loc):
+    """Compared with the integral in double precision; the inverse of tanh would be inexact."""
     scale = 0.5
     x = torch.linspace(-8, 8, 200_001, dtype=torch.float64)
     density = torch.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
@@ -298,7 +298,7 @@ def test_the_entropy_of_squashed_actions_near_their_bounds(loc):
     assert found == pytest.approx(expected, abs=0.03)
 
 
-def test_it_is_functional_by_default_as_torchrls():
+def test_functional_by_default_like_torchrl():
     group = make_group()
     actor, critic = make_networks(group)
     loss = MAPPOLoss(actor, critic, group=group)

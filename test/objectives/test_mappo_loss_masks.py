@@ -1,4 +1,4 @@
-"""The MAPPO loss with poison in masked slots, with parameters of another, and of several groups."""
+"""The MAPPO loss with invalid values in masked entries, functional, and of several groups."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ from torchrl_marl.objectives import MAPPOLoss
 )
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("exclude", [(), (-2,)])
-def test_an_all_true_mask_is_no_mask(kind, normalize, exclude):
+def test_all_true_mask_equals_no_mask(kind, normalize, exclude):
     group = make_group(kind)
     actor, critic = make_networks(group, value_norm=ValueNorm())
     td = make_batch(group, actor, 16, alive=2.0)
@@ -53,7 +53,7 @@ def test_an_all_true_mask_is_no_mask(kind, normalize, exclude):
     value=POISON,
     share=[True, False],
 )
-def test_poison_in_masked_slots_of_a_minibatch(kind, centralized, value, share):
+def test_masked_entries_of_a_minibatch_have_no_effect(kind, centralized, value, share):
     group = make_group(kind, action_mask=kind in DISCRETE)
     actor, critic = make_networks(
         group, centralized=centralized, value_norm=ValueNorm(), share=share
@@ -76,7 +76,7 @@ def test_poison_in_masked_slots_of_a_minibatch(kind, centralized, value, share):
         assert_same_outcome(before, outcome(loss, poisoned(td, ("car", leaf), mask, value)))
         everything = poisoned(everything, ("car", leaf), mask, value)
     assert_same_outcome(before, outcome(loss, everything))
-    # The test can fail: a living agent's entries do matter.
+    # The test can fail: entries of living agents have an effect.
     for leaf in leaves:
         if leaf == "action":
             continue
@@ -91,7 +91,7 @@ def test_poison_in_masked_slots_of_a_minibatch(kind, centralized, value, share):
 
 
 @pytest.mark.parametrize("kind", DISCRETE)
-def test_a_masked_agents_legal_actions_do_not_matter(kind):
+def test_action_masks_of_masked_agents_have_no_effect(kind):
     group = make_group(kind, action_mask=True)
     actor, critic = make_networks(group)
     loss = MAPPOLoss(actor, critic, group=group)
@@ -114,7 +114,7 @@ def test_a_masked_agents_legal_actions_do_not_matter(kind):
 @pytest.mark.parametrize("bootstrap", ["team", "agent"])
 @pytest.mark.parametrize("centralized", [True, False])
 @pytest.mark.parametrize("value", POISON)
-def test_poison_in_masked_slots_of_a_trajectory(bootstrap, centralized, value):
+def test_masked_entries_of_a_trajectory_have_no_effect(bootstrap, centralized, value):
     group = make_group()
     actor, critic = make_networks(group, centralized=centralized)
     td = make_trajectory(group, 4, 6)
@@ -125,7 +125,7 @@ def test_poison_in_masked_slots_of_a_trajectory(bootstrap, centralized, value):
     truncated = td["next", "car", "truncated"] & ~td["next", "car", "terminated"]
     seen = td["next", "car", "mask"] | (mask & truncated.squeeze(-1))
     rewarded = mask.clone()
-    if bootstrap == "agent":  # who waits is still paid for what it did; the dead are not
+    if bootstrap == "agent":  # waiting agents still earn rewards; dead ones do not
         dead = torch.zeros_like(mask)
         dead[:, 1:] = td["next", "car", "done"][:, :-1].squeeze(-1)
         rewarded |= ~dead
@@ -163,7 +163,7 @@ def test_poison_in_masked_slots_of_a_trajectory(bootstrap, centralized, value):
 
 
 @pytest.mark.parametrize("kind", ["bounded", "categorical"])
-def test_functional_is_the_same(kind):
+def test_functional_and_plain_losses_are_equal(kind):
     group = make_group(kind)
     td = make_trajectory(group, 4, 5)
     outcomes, norms = [], []
@@ -188,7 +188,7 @@ def test_functional_is_the_same(kind):
         with torch.no_grad():
             for parameter in loss.parameters():
                 parameter.sub_(0.1 * parameter.grad)
-        # Estimated inside, with the weights and statistics as they are now.
+        # Estimated inside the loss, with the current weights and statistics.
         second = outcome(loss, batch.exclude(("car", "advantage"), ("car", "value_target")))
         third = outcome(loss, batch)
         order = sorted(range(len(first[1])), key=lambda i: (first[1][i].shape, first[1][i].norm()))
@@ -215,7 +215,7 @@ def test_ippo_is_the_same_class_with_a_local_critic():
         assert bool(same.all()) is not centralized
 
 
-def test_two_groups_of_equal_size_do_not_meet():
+def test_losses_of_two_groups_are_independent():
     team = TeamSpec(
         [
             AgentSpec(name, 2, make_group().observation_spec[0], make_group().action_spec[0])

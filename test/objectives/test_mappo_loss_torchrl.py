@@ -36,7 +36,7 @@ def torchrl_keys(group):
     critic_loss=["l2", "smooth_l1", "l1"],
     clip_value=[False, True, 0.1],
 )
-def test_one_agent_is_clip_ppo(kind, critic_loss, clip_value):
+def test_one_agent_equals_clip_ppo(kind, critic_loss, clip_value):
     group = make_group(kind, 1)
     actor, critic = make_networks(group)
     td = make_batch(group, actor, 32, alive=2.0)
@@ -72,7 +72,7 @@ def assert_never_negative_divergence(ours, theirs):
     torch.testing.assert_close(ours["kl_approx"].squeeze(), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_one_agent_is_clip_ppo_with_normalized_advantage():
+def test_one_agent_equals_clip_ppo_with_normalized_advantage():
     group = make_group("categorical", 1)
     actor, critic = make_networks(group)
     td = make_batch(group, actor, 32, alive=2.0)
@@ -93,7 +93,7 @@ def test_one_agent_is_clip_ppo_with_normalized_advantage():
 @pytest.mark.parametrize("centralized", [True, False])
 @pytest.mark.parametrize("kind", ["bounded", "categorical"])
 @pytest.mark.parametrize("share", [True, False])
-def test_without_masks_and_norms_it_is_torchrls_mappo(kind, centralized, share):
+def test_without_masks_and_norms_equals_torchrl_mappo(kind, centralized, share):
     group = make_group(kind, mask=False)
     actor, critic = make_networks(group, centralized=centralized, share=share)
     td = make_batch(group, actor, 16)
@@ -116,7 +116,7 @@ def test_without_masks_and_norms_it_is_torchrls_mappo(kind, centralized, share):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
-def test_it_is_torchrls_loss_to_whoever_asks():
+def test_loss_is_an_instance_of_torchrl_mappo_loss():
     _, loss = by_hand()
     assert isinstance(loss, torchrl.objectives.MAPPOLoss)
 
@@ -125,7 +125,7 @@ def test_it_is_torchrls_loss_to_whoever_asks():
 
 
 @pytest.mark.parametrize("bootstrap", ["team", "agent"])
-def test_the_advantage_is_estimated_where_it_is_missing(bootstrap):
+def test_missing_advantage_is_estimated_in_the_loss(bootstrap):
     group = make_group()
     actor, critic = make_networks(group)
     loss = MAPPOLoss(actor, critic, group=group, bootstrap=bootstrap)
@@ -142,7 +142,7 @@ def test_the_advantage_is_estimated_where_it_is_missing(bootstrap):
     assert all(torch.equal(td[key], copy[key]) for key in keys)
 
 
-def test_a_plain_torchrl_script():
+def test_plain_torchrl_script():
     """TorchRL's collector, buffer and optimizer; keys set by hand, without a group."""
     from torchrl.collectors import Collector
     from torchrl.data import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
@@ -179,7 +179,7 @@ def test_a_plain_torchrl_script():
     assert all(not torch.equal(a, b) for a, b in zip(before, loss.parameters()))
 
 
-def test_it_takes_tensors_by_name():
+def test_dispatch_by_keyword_arguments():
     """TorchRL's dispatch: keyword arguments in, outputs out."""
     group = make_group()
     actor, critic = make_networks(group)
@@ -198,8 +198,8 @@ def test_it_takes_tensors_by_name():
 
 @pytest.mark.parametrize("bootstrap", ["team", "agent"])
 @pytest.mark.parametrize(("kind", "lmbda"), [("TD0", 0.0), ("TD1", 1.0), ("TDLambda", 0.7)])
-def test_td_estimators_know_masks(kind, lmbda, bootstrap):
-    """The advantage of TD(lambda) is GAE; TorchRL's own would read what the dead observe."""
+def test_td_estimators_respect_masks(kind, lmbda, bootstrap):
+    """The advantage of TD(lambda) is GAE; TorchRL's would read observations of dead agents."""
     group = make_group()
     actor, critic = make_networks(group)
     loss = MAPPOLoss(actor, critic, group=group, bootstrap=bootstrap)
@@ -213,7 +213,7 @@ def test_td_estimators_know_masks(kind, lmbda, bootstrap):
         assert_same(found["car", leaf], expected["car", leaf])
 
 
-def test_torchrls_estimators_are_those_of_a_loss_without_group():
+def test_loss_without_group_uses_torchrl_estimators():
     from torchrl.objectives.value import TDLambdaEstimator
 
     loss = MAPPOLoss(*make_networks(make_group(mask=False)))
@@ -224,8 +224,8 @@ def test_torchrls_estimators_are_those_of_a_loss_without_group():
     assert isinstance(loss.value_estimator, TeamGAE)
 
 
-def test_the_graph_of_the_collecting_policy_gets_no_gradient():
-    """``env.rollout`` keeps it; it would cancel the gradient of the ratio."""
+def test_collected_log_probs_get_no_gradient():
+    """``env.rollout`` keeps their graph, which would cancel the gradient of the ratio."""
     group = make_group()
     actor, critic = make_networks(group)
     loss = MAPPOLoss(actor, critic, group=group, entropy_bonus=False, functional=False)
@@ -247,8 +247,8 @@ def test_masked_scalar_entropy_coefficient_can_be_scheduled():
     assert loss(hand_batch())["loss_entropy"].item() == pytest.approx(-0.7 * math.log(2))
 
 
-def test_value_norm_of_torchrls_own():
-    """One may pass TorchRL's; its statistics are the caller's to update."""
+def test_torchrl_value_norm():
+    """TorchRL's value norm is accepted; the caller updates its statistics."""
     group = make_group(mask=False)
     actor, critic = make_networks(group)
     norm = PopArtValueNorm()

@@ -1,4 +1,4 @@
-"""MASAC's loss: TorchRL's where it reduces to it, under poison, permuted and joined."""
+"""MASAC's loss: reduction to TorchRL's, masked values, permuted and joined groups."""
 
 import copy
 import itertools
@@ -65,7 +65,7 @@ class OfAction(nn.Module):
 
 
 class TestReduction:
-    """One agent, nobody masked: TorchRL's losses."""
+    """For one agent without masks the losses equal TorchRL's."""
 
     def keys(self, group, *names):
         return {key: group.key(key) for key in (*names, "reward", "done", "terminated")}
@@ -239,8 +239,8 @@ def test_bounds_do_not_change_the_entropy():
 @pytest.mark.parametrize("kind", ["wide", "unbounded", "categorical", "one_hot"])
 @pytest.mark.parametrize("bootstrap", ["team", "agent"])
 @pytest.mark.parametrize("centralized", [True, False, "state"])
-def test_poison(kind, bootstrap, centralized):
-    """What stands in masked slots changes no bit of losses, errors and gradients."""
+def test_values_of_masked_agents_have_no_effect_bitwise(kind, bootstrap, centralized):
+    """Masked entries change no bit of losses, errors and gradients."""
     torch.manual_seed(0)
     group = make_group(kind, state=4, action_mask=kind in DISCRETE)
     actor, critic = networks(group, centralized=centralized)
@@ -251,7 +251,7 @@ def test_poison(kind, bootstrap, centralized):
 
 @pytest.fixture
 def without_chance(monkeypatch):
-    """The same noise for everybody; of discrete actions the likeliest is drawn."""
+    """Equal noise for all agents; the most likely discrete action is drawn."""
     from torch.distributions import normal
 
     from torchrl_marl.objectives import masac
@@ -278,8 +278,8 @@ def test_permuted_agents(order, architecture, kind, without_chance):
 
 @pytest.mark.parametrize("bootstrap", ["team", "agent"])
 @pytest.mark.parametrize("kind", ["bounded", "categorical"])
-def test_joined_groups_have_the_losses_and_gradients_of_each_alone(bootstrap, kind, without_chance):
-    """Two groups of other sizes side by side; critics see their own group's agents."""
+def test_joined_groups_equal_separate_losses_and_gradients(bootstrap, kind, without_chance):
+    """Two groups of different sizes side by side; critics read their own group's agents."""
     torch.manual_seed(0)
     groups, td = cats_and_mice(kind, (2, 3), 16, seed=1)
     joined, together = side_by_side(groups, td)
@@ -307,7 +307,7 @@ def test_joined_groups_have_the_losses_and_gradients_of_each_alone(bootstrap, ki
             torch.testing.assert_close(a, row, rtol=1e-4, atol=1e-6)
 
 
-def test_a_large_temperature_and_illegal_actions_leave_gradients_finite():
+def test_gradients_stay_finite_with_large_temperature_and_masks():
     torch.manual_seed(0)
     group = make_group("categorical", action_mask=True)
     loss = MASACLoss(*networks(group), group=group, alpha_init=1e6, functional=False)
@@ -315,7 +315,7 @@ def test_a_large_temperature_and_illegal_actions_leave_gradients_finite():
     assert all(bool(x.isfinite().all()) for x in (*found, *terms.values()))
 
 
-def test_wrong_words():
+def test_invalid_settings_raise():
     group = make_group()
     for wrong in ({"bootstrap": "all"}, {"actor_gradient": "own"}, {"alpha_init": 0.0}):
         with pytest.raises(ValueError, match="expected"):

@@ -24,13 +24,13 @@ class Sum(nn.Module):
     def forward(self, observation, action):
         done = (self.weight * action).sum((-2, -1)).unsqueeze(-1).unsqueeze(-1)
         total = observation.sum(-2, keepdim=True) + done
-        own = torch.tensor([1.0, 3.0]).unsqueeze(-1)  # of what all do, the second earns three times
+        own = torch.tensor([1.0, 3.0]).unsqueeze(-1)  # agent 1 has three times the value
         value = own * total.expand_as(observation)
         return torch.cat([value + 1.0, value], -1)
 
 
 class TestByHand:
-    """Two agents with two actions each, chosen with chances of 1/4 and 3/4 by both."""
+    """Two agents with two actions each, which both choose with probabilities 1/4 and 3/4."""
 
     chances = (0.25, 0.75)
 
@@ -58,7 +58,7 @@ class TestByHand:
 
     @pytest.fixture(autouse=True)
     def draws(self, monkeypatch):
-        """Everybody draws the likelier action, the second."""
+        """Both agents draw the likelier action, the second."""
         from torchrl_marl.objectives import masac
 
         monkeypatch.setattr(masac, "draw_one_hot", likeliest)
@@ -82,27 +82,27 @@ class TestByHand:
     @pytest.mark.parametrize(
         ("whose", "gain"),
         [
-            # Now 1 + 2. One's own: the first 3 + 10 + 4 = 17, the second 3 (3 + 5 + 7.5) = 46.5.
+            # Now 1 + 2. Own values: the first 3 + 10 + 4 = 17, the second 3 (3 + 5 + 7.5) = 46.5.
             ("agent", (17 + 46.5) / 2),
-            # The group's: half of one's own and of the other's; the first's choice is worth 17 to
+            # Group values: half of both agents' values; the first's choice gives 17 to
             # itself and 51 to the other, the second's 15.5 and 46.5.
             ("group", (34 + 31) / 2),
         ],
     )
-    def test_what_choices_are_worth(self, whose, gain):
+    def test_actor_loss_with_own_and_group_values(self, whose, gain):
         terms = self.loss(actor_gradient=whose, alpha_init=0.5)(self.batch())
         torch.testing.assert_close(terms["loss_actor"], torch.tensor(-gain - 0.5 * self.entropy))
 
-    def test_the_dead_are_worth_what_the_living_are_or_nothing(self):
-        """Next 2 alone acts: it sees 4, 3 (4 + 7.5) = 34.5, and its entropy at alpha 1."""
+    def test_target_values_of_dead_agents(self):
+        """Then only the second agent acts: observation 4, 3 (4 + 7.5) = 34.5, plus its entropy."""
         td = self.batch(next_mask=(False, True), terminated=[[True], [False]])
         value = 0.5 * (34.5 + self.entropy)
         for bootstrap, found in (("team", (6 + 2 * value) / 2), ("agent", (6 + value) / 2)):
             terms = self.loss(bootstrap=bootstrap)(td.clone())
             torch.testing.assert_close(terms["target_value"], torch.tensor(found))
 
-    def test_values_may_contain_the_entropy_of_all_that_act(self):
-        """Next 6 as above, now with the entropy of both; or the second acts alone."""
+    def test_joint_entropy_adds_entropy_of_all_acting_agents(self):
+        """Next values as above with the entropy of both agents; or the second acts alone."""
         terms = self.loss(alpha_init=0.5, joint_entropy=True)(self.batch())
         both = 2 * 0.5 * self.entropy
         targets = torch.tensor([1 + 0.5 * (20 + both), 5 + 0.5 * (55.5 + both)])
@@ -113,7 +113,7 @@ class TestByHand:
         torch.testing.assert_close(terms["target_value"], alone)
 
     def test_temperature_moves_towards_the_target_entropy(self):
-        """0.56 of entropy: log alpha rises where more is wanted, and falls where less is."""
+        """The entropy is 0.56: log alpha rises for a higher target and falls for a lower one."""
         for share, sign in ((0.99, 1), (0.5, -1)):
             loss = self.loss(target_entropy=share)
             terms = loss(self.batch())
@@ -122,7 +122,7 @@ class TestByHand:
             torch.testing.assert_close(slope, torch.tensor(self.entropy - share * math.log(2)))
             assert -sign * slope > 0
 
-    def test_losses_do_not_move_what_is_not_theirs(self):
+    def test_losses_have_no_gradients_for_other_parameters(self):
         loss = self.loss()
         terms = loss(self.batch())
         alpha, actor = [loss.log_alpha], list(self.actor.parameters())
@@ -138,7 +138,7 @@ class TestByHand:
 
 
 class Constant(nn.Module):
-    """The same logits, whatever is seen."""
+    """The same logits for every observation."""
 
     def __init__(self, logits):
         super().__init__()

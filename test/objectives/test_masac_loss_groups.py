@@ -1,4 +1,4 @@
-"""MASAC's loss where choices of several agents and groups are valued."""
+"""MASAC's loss of discrete actions of several agents and groups."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from torchrl_marl.specs.joining import join
 @pytest.mark.parametrize("kind", ["bounded", "categorical"])
 @pytest.mark.parametrize("whose", ["group", "agent"])
 def test_gradients_do_not_cross_groups(kind, whose):
-    """Critics that see both groups: what one does raises its own values only."""
+    """With critics of both groups, each group's actions raise its own values only."""
     torch.manual_seed(0)
     groups, td = cats_and_mice(kind, (2, 1), 8, alive=1.1)
     joined, together = side_by_side(groups, td)
@@ -34,7 +34,7 @@ def test_gradients_do_not_cross_groups(kind, whose):
         assert rows_moved(crossing(together)["loss_actor"][0], first) == [0, 1]
 
 
-def test_choices_of_local_critics_take_a_copy_for_each_action():
+def test_actor_gradient_settings_agree_for_local_critics():
     torch.manual_seed(0)
     group = make_group("categorical", action_mask=True)
     actor, critic = networks(group, centralized=False)
@@ -51,8 +51,8 @@ def test_choices_of_local_critics_take_a_copy_for_each_action():
 
 @pytest.mark.parametrize("whose", ["group", "agent"])
 @pytest.mark.parametrize("sizes", [(2, 3), (1, 1)])
-def test_choices_of_groups_that_are_apart_are_valued_side_by_side(whose, sizes):
-    """As one after the other, with copies for the largest group only."""
+def test_separate_groups_are_evaluated_side_by_side(whose, sizes):
+    """Equal to evaluation in turn, with copies for the largest group only."""
     torch.manual_seed(0)
     joined, together = side_by_side(*cats_and_mice("categorical", sizes, 16, seed=1))
     actor, critic = networks(joined)

@@ -40,13 +40,13 @@ def losses(actor, critic, group, **kwargs):
 
 
 def gradients(loss, td):
-    """Those of the actor's loss by the actor, and of the critics' by the critics and mixers."""
+    """Gradients of the actor's loss by the actor, and of the critics' by critics and mixers."""
     own = {"loss_actor": loss.actor_network, "loss_value": loss.qvalue_network}
     return gradients_of(loss(td), {key: network.parameters() for key, network in own.items()})
 
 
-def test_the_sum_of_one_agent_is_its_own_value():
-    """DDPG, then."""
+def test_sum_over_one_agent_equals_ddpg():
+    """The loss is then that of DDPG."""
     torch.manual_seed(0)
     group = make_group(n=1)
     td = steps(group, 32)
@@ -61,8 +61,8 @@ def test_the_sum_of_one_agent_is_its_own_value():
         torch.testing.assert_close(a, b)
 
 
-def test_each_action_raises_its_own_part_of_a_sum():
-    """So actors learn what they do of critics of their own, times the number of agents."""
+def test_actor_gradient_of_a_sum_is_that_of_local_critics():
+    """The gradient is that of local critics times the number of agents."""
     torch.manual_seed(0)
     group = make_group(n=3, mask=False)
     td = steps(group, 32)
@@ -78,7 +78,7 @@ def test_each_action_raises_its_own_part_of_a_sum():
 
 
 def test_values_and_targets_of_a_sum_by_hand():
-    """Two agents: Q_i = o_i + 10 a_i, and the actor does half of what it sees, and 0."""
+    """Two agents: Q_i = o_i + 10 a_i; actions are half of the observation, and 0."""
     group = make_group("unbounded", n=2, o=1)
     half = nn.Linear(1, 2, bias=False)
     half.weight.data.copy_(torch.tensor([[0.5], [0.0]]))
@@ -99,15 +99,15 @@ def test_values_and_targets_of_a_sum_by_hand():
         for key in {"done", "terminated", "truncated"} & set(flags.keys()):
             flags[key] = torch.zeros_like(flags[key])
     terms = losses(actor, critic, group, gamma=0.5, mixed=True)(td)
-    # The first alone acts and earns: Q = 1 + 30. Next both: 2 + 10 and 4 + 20.
+    # Only the first agent acts and earns: Q = 1 + 30. Next both: 2 + 10 and 4 + 20.
     error = 31 - (1 + 0.5 * 36)
     torch.testing.assert_close(terms["loss_value"], torch.tensor(error**2.0))
     torch.testing.assert_close(td["car", "td_error"].squeeze(), torch.full((2,), error * 1.0))
     torch.testing.assert_close(terms["loss_actor"], -torch.tensor(1 + 10 * 0.5))
 
 
-def test_a_sum_finds_what_each_earns_by_itself():
-    """Rewards 1 a and 3 a of two agents, shared: each critic's slope is half of its own."""
+def test_sum_of_critics_learns_individual_rewards():
+    """Agents' rewards 1 a and 3 a are averaged, so each critic's slope is half of its own."""
     torch.manual_seed(0)
     group = make_group("unbounded", n=2, o=1, mask=False)
     config = NetworkConfig([], sharing="none")
@@ -130,8 +130,8 @@ def test_a_sum_finds_what_each_earns_by_itself():
 
 @pytest.mark.parametrize("kind", ["sum", "monotonic"])
 @pytest.mark.parametrize("centralized", [True, "state"])
-def test_poison(kind, centralized):
-    """What stands in masked slots changes no bit of losses, errors and gradients."""
+def test_values_of_masked_agents_have_no_effect_bitwise(kind, centralized):
+    """Masked entries change no bit of losses, errors and gradients."""
     torch.manual_seed(0)
     group = make_group("wide", state=4)
     actor, critic = networks(group, kind, centralized=centralized, n_critics=2)
@@ -142,7 +142,7 @@ def test_poison(kind, centralized):
 
 @pytest.mark.parametrize("kind", ["sum", "monotonic"])
 def test_permuted_agents(kind):
-    """The mixer's weights are made of the state, which has no order of agents."""
+    """The mixer's weights are computed from the state, which has no order of agents."""
     torch.manual_seed(0)
     group = make_group(state=4)
     actor, critic = networks(group, kind, centralized="state")
@@ -155,7 +155,7 @@ def test_permuted_agents(kind):
     assert_order_changes_nothing(loss, steps(group, 16), [2, 0, 1])
 
 
-def test_groups_side_by_side_have_a_value_each():
+def test_joined_groups_have_separate_mixed_values():
     torch.manual_seed(0)
     groups = make_group(n=2, name="cat", o=4), make_group(n=3, name="mouse", o=3)
     joined = join(groups)
@@ -171,7 +171,7 @@ def test_groups_side_by_side_have_a_value_each():
     assert not torch.equal(values[:, 1], values[:, 2])
 
 
-def test_a_mixed_value_has_no_end_of_ones_own():
+def test_mixed_critic_with_agent_bootstrap_or_without_state_raises():
     group = make_group()
     with pytest.raises(ValueError, match="expected 'team'"):
         losses(*networks(group), group, mixed=True, bootstrap="agent")
@@ -179,7 +179,7 @@ def test_a_mixed_value_has_no_end_of_ones_own():
         make_mixed_critic(group, SMALL, centralized="state")
 
 
-def test_soft_actor_critic_may_be_mixed_too():
+def test_masac_with_mixed_critics():
     group = make_group()
     critic = make_mixed_critic(group, SMALL, n_critics=2)
     loss = MASACLoss(make_actor(group, SMALL), critic, group=group, mixed=True)

@@ -1,4 +1,4 @@
-"""The loss of PQN: lambda-returns by hand, what they reduce to, ends, deaths and poison."""
+"""The loss of PQN: lambda-returns by hand, special cases, done flags, deaths, masked values."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from torchrl_marl.objectives import ParallelQLoss, ValueDecompositionLoss
 
 
 class Table(nn.Module):
-    """Values of two actions: what is seen, and half of it."""
+    """Values of two actions: the observation, and half of it."""
 
     def __init__(self):
         super().__init__()
@@ -76,7 +76,7 @@ def targets(loss, td):
 
 
 class TestByHand:
-    def test_returns_of_a_team_go_on_through_a_step_in_which_nobody_lives(self):
+    def test_team_returns_bridge_steps_without_living_agents(self):
         """Both die in the first step, miss the second, and act in the third: V_0 = V_1 / 2."""
         td = batch()
         for key in (("car", "mask"), ("next", "car", "mask")):
@@ -87,39 +87,39 @@ class TestByHand:
         found = targets(loss_of(replace(car(), respawns=True)), td)
         torch.testing.assert_close(found, torch.tensor([[3.375, 0, 8], [5.9375, 0, 11]]))
 
-    def test_each_by_itself(self):
+    def test_independent_returns(self):
         # G_2 = 1 + 14/2 = 8, G_1 = 1 + (8 + 10)/4 = 5.5, G_0 = 1 + (5.5 + 6)/4 = 3.875
         found = targets(loss_of(car()), batch())
         torch.testing.assert_close(found, torch.tensor([[3.875, 5.5, 8], [7.1875, 8.75, 11]]))
 
-    def test_the_sum(self):
+    def test_returns_of_a_sum_mixer(self):
         # Reward 2, values 14, 22 and 30: 17, 2 + (17 + 22)/4 = 11.75, 2 + (11.75 + 14)/4
         found = targets(loss_of(car(), "sum"), td := batch())
         torch.testing.assert_close(found, torch.tensor([[8.4375, 11.75, 17]] * 2))
-        # Of the actions that were done 6, 14 and 22.
+        # Values of the taken actions: 6, 14 and 22.
         terms = loss_of(car(), "sum")(td)
         errors = torch.tensor([6 - 8.4375, 14 - 11.75, 22 - 17])
         torch.testing.assert_close(terms["loss_value"], errors.square().mean())
         torch.testing.assert_close(terms["pred_value"], torch.tensor(14.0))
 
-    def test_ends(self):
-        """A terminated step is worth its reward; one that was cut off, what it led to, too."""
+    def test_terminated_and_truncated_steps(self):
+        """A terminated step is worth its reward; a truncated one bootstraps."""
         found = targets(loss_of(car()), batch("terminated"))[0]
         torch.testing.assert_close(found, torch.tensor([1 + (1 + 6) / 4, 1, 8]))
         found = targets(loss_of(car()), batch("truncated"))[0]
         torch.testing.assert_close(found, torch.tensor([1 + (6 + 6) / 4, 6, 8]))
 
-    def test_who_died_earns_and_is_worth_what_the_living_do(self):
+    def test_dead_agents_share_rewards_and_values_of_living_ones(self):
         # The second dies in the second step: then as the first, 8; 3 + (8 + 10)/4; ...
         found = targets(loss_of(car()), td := batch(dies=1))[1]
         torch.testing.assert_close(found, torch.tensor([3 + (7.5 + 8) / 4, 7.5, 0]))
         assert td["car", "loss_mask"][0].tolist() == [[True, True], [True, True], [True, False]]
 
-    def test_whose_own_end_counts_gets_nothing_behind_it(self):
+    def test_agent_bootstrap_ends_returns_at_death(self):
         found = targets(loss_of(car(), bootstrap="agent"), batch(dies=1))
         torch.testing.assert_close(found, torch.tensor([[3.875, 5.5, 8], [3 + (3 + 8) / 4, 3, 0]]))
 
-    def test_the_dead_are_worth_nothing_in_a_mixture(self):
+    def test_dead_agents_have_zero_value_in_a_mixer(self):
         # 1 + 14/2 = 8; 2 + (8 + 10)/4 = 6.5; 2 + (6.5 + 14)/4
         found = targets(loss_of(car(), "sum"), batch(dies=1))
         torch.testing.assert_close(found, torch.tensor([[7.125, 6.5, 8]] * 2))
@@ -132,7 +132,7 @@ def steps(group, *shape):
 
 @pytest.mark.parametrize("kind", ["none", "sum", "monotonic"])
 def test_lambda_0_is_one_step_q_learning(kind):
-    """As ValueDecompositionLoss has it, before its targets have moved."""
+    """Equal to ValueDecompositionLoss while its targets equal the networks."""
     group = make_group("categorical")
     nets = make_q_actor(group, NetworkConfig([8])), make_mixer(group, kind)
     td = steps(group, 4, 6)
@@ -143,7 +143,7 @@ def test_lambda_0_is_one_step_q_learning(kind):
         torch.testing.assert_close(value, expected[key])
 
 
-def test_lambda_1_is_what_was_earned():
+def test_lambda_1_gives_monte_carlo_returns():
     found = targets(loss_of(car(), lmbda=1.0), batch("terminated"))
     torch.testing.assert_close(found[0], torch.tensor([1 + 0.5, 1, 8]))
 
@@ -151,7 +151,7 @@ def test_lambda_1_is_what_was_earned():
 @pytest.mark.parametrize("value", POISON)
 @pytest.mark.parametrize("bootstrap", ["team", "agent"])
 @pytest.mark.parametrize("kind", ["none", "monotonic"])
-def test_what_masked_slots_hold_changes_no_bit(kind, bootstrap, value):
+def test_values_of_masked_agents_have_no_effect_bitwise(kind, bootstrap, value):
     if kind != "none" and bootstrap == "agent":
         return
     nets = make_q_actor(car(), NetworkConfig([8])), make_mixer(car(), kind)
@@ -169,7 +169,7 @@ def test_what_masked_slots_hold_changes_no_bit(kind, bootstrap, value):
 
 
 @pytest.mark.parametrize("value", POISON)
-def test_targets_of_masked_slots_reach_no_gradient(value):
+def test_targets_of_masked_agents_have_no_effect_on_gradients(value):
     loss, td = loss_of(car()), batch(dies=0)
     loss.add_targets(td)
     gradients = []
@@ -180,7 +180,7 @@ def test_targets_of_masked_slots_reach_no_gradient(value):
     assert torch.equal(*gradients)
 
 
-def test_a_batch_without_targets():
+def test_batch_without_targets_raises():
     group = car()
     with pytest.raises(SpecError, match=r"no \('car', 'value_target'\); call add_targets on the"):
         loss_of(group)(batch())

@@ -43,8 +43,8 @@ def losses(group, bootstrap):
 
 
 @pytest.mark.parametrize("bootstrap", ["team", "agent"])
-def test_nothing_else_is_read(bootstrap):
-    """Agents are born late, wait, die and are cut off by time limits of their own."""
+def test_losses_read_only_their_in_keys(bootstrap):
+    """Agents are born late, wait, die and are truncated by individual time limits."""
     group = TeamSpec([AgentSpec("car", 3, Unbounded((2,)), Categorical(3))]).groups["car"]
     td = Lives(6, 3, seed=0).batch(group, 20, features=2)
     td["car", "action"] = torch.randint(3, (6, 20, 3))
@@ -64,7 +64,7 @@ def test_nothing_else_is_read(bootstrap):
 @pytest.mark.parametrize(
     "key", [("next", "car", "reward"), ("next", "terminated"), ("next", "car", "mask"), "next"]
 )
-def test_a_missing_entry_of_a_step_is_named(key):
+def test_missing_entry_is_named_in_the_error(key):
     spec = AgentSpec("car", 2, Unbounded((3,)), Categorical(2))
     group = TeamSpec([spec]).groups["car"]
     seen = {"observation": torch.zeros(4, 2, 3), "mask": torch.ones(4, 2).bool()}

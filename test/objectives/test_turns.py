@@ -1,4 +1,4 @@
-"""Credit where agents act in turns: from one's own turn to one's next, and nothing else."""
+"""Advantages of turn-based agents: from each turn to the same agent's next turn."""
 
 from collections import defaultdict
 
@@ -21,7 +21,7 @@ GAMMA, LMBDA = 0.9, 0.5
 
 
 class Whims(MarlEnv):
-    """Who acts, what it earns and when it ends is drawn; what it sees is its value."""
+    """Random masks, rewards and done flags; observations are the values."""
 
     def __init__(self, num_envs, **kwargs):
         super().__init__(num_envs, **kwargs)
@@ -49,7 +49,7 @@ def whims(num_envs=200, steps=15):
 
 
 def table(name="agent"):
-    """A critic whose value is what one sees."""
+    """A critic whose value is the observation."""
     return TensorDictModule(lambda x: 1 * x, [(name, "observation")], [(name, "state_value")])
 
 
@@ -62,8 +62,8 @@ def estimate(group, td, critic=None, gamma=GAMMA, lmbda=LMBDA, **settings):
 # ------------------------------------------------------------------------------ worked by hand
 
 
-def test_a_game_of_two_by_hand():
-    """Black moves first; each has three moves, and is paid in the other's turns, too."""
+def test_two_player_game_by_hand():
+    """Black moves first. Each has three moves and is also rewarded in the other's turns."""
     group = TeamSpec([AgentSpec("player", 2, Unbounded((1,)), Bounded(-1, 1, (1,)))])
     nan = float("nan")
     black = [4.0, nan, 2.0, nan, 6.0, nan]
@@ -93,7 +93,7 @@ def test_a_game_of_two_by_hand():
     advantage = td["player", "advantage"][0, ..., 0]
     # Black earns 1 - 10, 1 + 2 and 0 - 10 from turn to turn, so its errors are
     # -9 + .9 * 2 - 4 = -11.2, 3 + .9 * 6 - 2 = 6.4 and -10 - 6 = -16;
-    # White earns 1 + 5, 0 - 10 and 20 (the -10 before its first turn was never its doing):
+    # White earns 1 + 5, 0 - 10 and 20 (the -10 before its first turn does not count):
     # 6 + .9 * -1 - 3 = 2.1, -10 + .9 * 8 + 1 = -1.8 and 20 - 8 = 12. They add up by .9 * .5.
     black = [-11.2 + 0.45 * (6.4 + 0.45 * -16), 0, 6.4 + 0.45 * -16, 0, -16, 0]
     white = [0, 2.1 + 0.45 * (-1.8 + 0.45 * 12), 0, -1.8 + 0.45 * 12, 0, 12]
@@ -104,14 +104,14 @@ def test_a_game_of_two_by_hand():
 
 
 @pytest.mark.parametrize("blank", [0.0, 7.0])
-def test_a_game_that_is_cut_by_the_batch(blank):
+def test_turns_cut_off_by_the_end_of_the_batch(blank):
     """Turns 0 and 2 of 4; the next one would be step 4 or later.
 
-    The critic gives a masked observation the value ``blank``, which reaches nothing.
+    The critic gives a masked observation the value ``blank``, which has no effect.
     """
     group, td = whims(1, 4)
     td["agent", "mask"] = torch.tensor([True, False, True, False]).view(1, 4, 1).expand(1, 4, 3)
-    last = torch.tensor([[True, False, True]])  # agent 1 must wait on, the others' turn is next
+    last = torch.tensor([[True, False, True]])  # agent 1 keeps waiting; the others act next
     td["next", "agent", "mask"] = torch.cat([td["agent", "mask"][:, 1:], last.unsqueeze(1)], 1)
     for flag in ("done", "terminated", "truncated"):
         td["agent", flag] = td["next", "agent", flag] = torch.zeros(1, 4, 3, 1).bool()
@@ -129,10 +129,10 @@ def test_a_game_that_is_cut_by_the_batch(blank):
     torch.testing.assert_close(advantage, torch.tensor([closed, open_, closed]))
     learned = td["agent", "loss_mask"][0].T
     assert learned.tolist() == [[True, False, turn, False] for turn in (True, False, True)]
-    assert td["agent", "value_target"][0, 2, 1] == 2.0  # what it was thought to be worth
+    assert td["agent", "value_target"][0, 2, 1] == 2.0  # the critic's value
 
 
-# ---------------------------------------------------------------- against one's own turns alone
+# ---------------------------------------------------------------- against own turns only
 
 
 def own_turns(td, env, agent):
@@ -154,7 +154,7 @@ def own_turns(td, env, agent):
     return found
 
 
-def test_it_is_the_gae_of_own_turns_alone():
+def test_advantages_equal_gae_over_own_turns():
     group, td = whims()
     estimate(group, td)
     expected, learned = torch.zeros(td["agent"].shape), torch.zeros(td["agent"].shape).bool()
@@ -176,13 +176,13 @@ def test_it_is_the_gae_of_own_turns_alone():
             counts["truncated"] += int((done & ~terminated).sum())
     assert torch.equal(td["agent", "loss_mask"], learned)
     torch.testing.assert_close(td["agent", "advantage"].squeeze(-1), expected)
-    # All that may happen does.
+    # All cases occur.
     assert counts["done"] > counts["truncated"] > 50
     assert 50 < (td["agent", "mask"] & ~learned).sum() < learned.sum()
 
 
 @pytest.mark.parametrize("batch", [(7,), (3, 2, 7)])
-def test_closing_is_found_as_a_loop_finds_it(batch):
+def test_transition_complete_equals_a_loop(batch):
     generator = torch.Generator().manual_seed(0)
     done, terminated, seen = (
         torch.rand(*batch, 4, 1, generator=generator) < p for p in (0.2, 0.1, 0.2)
@@ -196,8 +196,8 @@ def test_closing_is_found_as_a_loop_finds_it(batch):
     assert 0 < expected.sum() < expected.numel()
 
 
-def test_the_first_moves_of_whole_games_get_their_results():
-    """The sum of all rewards of a side, exactly; a loser is paid in the winner's turn."""
+def test_first_moves_get_the_results_of_their_games():
+    """Exactly the sum of a player's rewards; losers are rewarded in the winner's turn."""
     env = Nim(500, seed=0)
     td = env.rollout(10, break_when_any_done=False)
     over = td["next", "done"].squeeze(-1)
@@ -222,7 +222,7 @@ def test_the_first_moves_of_whole_games_get_their_results():
     assert results["first"].abs().eq(1).all()
 
 
-# ------------------------------------------------------------- what is open, and what is masked
+# ------------------------------------------------------------- open turns and masked entries
 
 
 def make_loss(group, centralized, norm=None):
@@ -234,7 +234,7 @@ def make_loss(group, centralized, norm=None):
 
 @pytest.mark.parametrize("centralized", [False, True])
 @pytest.mark.parametrize("poison", POISON)
-def test_what_is_masked_or_open_reaches_nothing(centralized, poison):
+def test_masked_entries_and_open_turns_have_no_effect(centralized, poison):
     group, td = whims(20)
     with torch.no_grad():
         make_loss(group, centralized).actor_network(td)
@@ -257,7 +257,7 @@ def test_what_is_masked_or_open_reaches_nothing(centralized, poison):
             assert_same(x, y)
 
     before = run(td.clone())
-    # In masked slots, and in the open ones after all is estimated.
+    # In masked entries, and in open turns after the estimation.
     poisoned = td.clone()
     for key, kept in (
         (("agent", "observation"), mask),
@@ -277,7 +277,7 @@ def test_what_is_masked_or_open_reaches_nothing(centralized, poison):
     assert_unchanged(before, run(td.clone(), spoil))
 
 
-def test_open_turns_are_left_out_of_the_statistics():
+def test_open_turns_do_not_update_the_value_norm():
     group, td = whims(20)
     norm = ValueNorm(decay=0.0)
     estimate(group, td, value_norm=norm)
@@ -286,7 +286,7 @@ def test_open_turns_are_left_out_of_the_statistics():
     torch.testing.assert_close(norm.running_mean.flatten()[0], targets.mean())
 
 
-def test_for_the_team_nothing_is_open():
+def test_team_bootstrap_has_no_open_turns():
     group, td = whims(20)
     estimate(group, td, bootstrap="team")
     assert "loss_mask" not in td["agent"].keys()

@@ -1,7 +1,7 @@
-"""The two-step game: what IQL, VDN and QMIX make of it, from all that can be done in it.
+"""The two-step game: returns of IQL, VDN and QMIX trained on all states and joint actions.
 
 The first agent's first action leads to one of two last steps: in one everything earns 7, in the
-other 0, 1, 1 or 8. A sum of values cannot say the latter; a monotonic mixer can.
+other 0, 1, 1 or 8. A sum of values cannot represent the latter; a monotonic mixer can.
 """
 
 import itertools
@@ -51,7 +51,7 @@ def game():
 
 
 def played(actor):
-    """What the greedy actions earn."""
+    """The return of the greedy actions."""
     state, seen = 0, torch.eye(4)
     for _ in range(2):
         td = TensorDict({"car": {"observation": seen[state].expand(1, 2, -1)}}, [1])
@@ -70,7 +70,7 @@ def played(actor):
         *later("learning", ("none", 7.0, 0), ("monotonic", 8.0, 1)),
     ],
 )
-def test_what_is_learned(kind, earned, seed):
+def test_return_of_greedy_actions_after_training(kind, earned, seed):
     torch.manual_seed(seed)
     group = TeamSpec([AgentSpec("car", 2, Unbounded((4,)), Categorical(2))]).groups["car"]
     actor = make_q_actor(group, NetworkConfig([16], sharing="none"))

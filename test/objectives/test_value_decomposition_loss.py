@@ -1,4 +1,4 @@
-"""The loss of IQL, VDN and QMIX: TorchRL's where it reduces to it, by hand, poisoned, permuted."""
+"""The loss of IQL, VDN and QMIX: reduction to TorchRL's, by hand, masked and permuted agents."""
 
 import itertools
 
@@ -42,7 +42,7 @@ def parameters_of(*found):
 
 
 def plain(actor, mixer, group, **kwargs):
-    """A loss of plain networks whose targets are other ones."""
+    """A loss of plain networks whose targets differ."""
     loss = ValueDecompositionLoss(actor, mixer, group=group, functional=False, **kwargs)
     for name in ("qvalue_network", "mixer_network"):
         for parameter in parameters_of(getattr(loss, f"target_{name}", None)):
@@ -56,7 +56,7 @@ def gradients(loss, td):
 
 
 class TestReduction:
-    """Nobody masked: TorchRL's losses."""
+    """Without masks the losses equal TorchRL's."""
 
     @pytest.mark.parametrize("double", [True, False])
     @pytest.mark.parametrize("kind", DISCRETE)
@@ -126,8 +126,8 @@ class TestReduction:
             for x, y in zip(one, other, strict=True):
                 torch.testing.assert_close(x, y, rtol=1e-6, atol=1e-6)
 
-    def test_a_mixer_of_one_agents_value_is_double_dqn(self):
-        """The sum of one value is the value; a monotonic mixer can be that, too."""
+    def test_mixers_of_one_agent_equal_double_dqn(self):
+        """A sum of one value is the value; a monotonic mixer can represent it."""
         torch.manual_seed(0)
         group = make_group("categorical", n=1)
         td = steps(group, 32)
@@ -183,14 +183,14 @@ def leaves(params, trained=False):
 
 
 def move_both(params, others):
-    """Makes two targets one and the same other network."""
+    """Changes two targets to the same other network."""
     for one, other in zip(leaves(params), leaves(others), strict=True):
         one.data.mul_(1.3).add_(0.02)
         other.data.copy_(one.data)
 
 
 def greedy_in(group, values):
-    """An actor of values that a module writes."""
+    """A greedy actor over the values that a module writes."""
     key, chosen = group.key("action_value"), group.key("chosen_action_value")
     return TensorDictSequential(
         TensorDictModule(values, [("car", "observation")], [key]),
@@ -199,7 +199,7 @@ def greedy_in(group, values):
 
 
 class Table(nn.Module):
-    """Values of three actions: what is seen plus the action's number, times a weight."""
+    """Values of three actions: observation plus the action's index, times a weight."""
 
     def __init__(self, weight=1.0):
         super().__init__()
@@ -210,7 +210,7 @@ class Table(nn.Module):
 
 
 class TestByHand:
-    """Two agents that see 1 and 2, then 3 and 4, and did actions 0 and 2."""
+    """Two agents that observe 1 and 2, then 3 and 4, and took actions 0 and 2."""
 
     def setup_method(self):
         spec = AgentSpec("car", 2, Unbounded((1,)), Categorical(3))
@@ -246,7 +246,7 @@ class TestByHand:
         return TensorDict({"car": now, "next": {"car": then | own, **flag}}, [1])
 
     def test_iql(self):
-        # Values 1 and 4; next the best actions are the last: the target says 2.5 and 3.
+        # Values 1 and 4; next the best actions are the last: target values 2.5 and 3.
         terms = self.loss()(td := self.batch())
         targets = torch.tensor([1 + 0.5 * 2.5, 5 + 0.5 * 3])
         errors = torch.tensor([1.0, 4.0]) - targets
@@ -261,14 +261,14 @@ class TestByHand:
         torch.testing.assert_close(terms["loss_value"], torch.tensor(0.75**2))
         torch.testing.assert_close(td["car", "td_error"].flatten(), torch.tensor([0.75, 0.75]))
 
-    def test_double_q_or_the_targets_own_choice(self):
-        """The target likes the first action best: double Q values the last by it."""
+    def test_double_q_by_hand(self):
+        """The target prefers the first action; double Q evaluates the last one by it."""
         double = self.loss("sum", target=-1.0)(self.batch())["target_value"]
         own = self.loss("sum", target=-1.0, double_q=False)(self.batch())["target_value"]
         torch.testing.assert_close(double, torch.tensor(3 - 0.5 * (5 + 6)))
         torch.testing.assert_close(own, torch.tensor(3 - 0.5 * (3 + 4)))
 
-    def test_the_dead_are_worth_nothing_before_the_mixer(self):
+    def test_dead_agents_have_zero_value_in_the_mixer(self):
         terms = self.loss("sum")(self.batch(mask=(True, False), next_mask=(True, False)))
         torch.testing.assert_close(terms["pred_value"], torch.tensor(1.0))
         torch.testing.assert_close(terms["target_value"], torch.tensor(1 + 0.5 * 2.5))
@@ -278,15 +278,15 @@ class TestByHand:
         torch.testing.assert_close(nobody["target_value"], torch.tensor(3.0))
 
     @pytest.mark.parametrize("kind", ["none", "sum"])
-    def test_ends(self, kind):
-        """What terminates is worth nothing more; what is cut off is."""
+    def test_terminated_and_truncated_steps(self, kind):
+        """Terminated steps do not bootstrap; truncated ones do."""
         over = self.loss(kind)(self.batch(terminated=True))["target_value"]
         torch.testing.assert_close(over, torch.tensor(3.0))
         cut = self.loss(kind)(self.batch(next_mask=(False, False), cut=True))["target_value"]
         whole = self.loss(kind)(self.batch())["target_value"]
         torch.testing.assert_close(cut, whole)
 
-    def test_rows_where_nobody_acts_are_not_learned_from(self):
+    def test_rows_without_acting_agents_are_ignored(self):
         td = torch.cat([self.batch(), self.batch(mask=(False, False))])
         one, both = self.loss("sum")(self.batch()), self.loss("sum")(td)
         for key, value in one.items():
@@ -300,7 +300,7 @@ class TestByHand:
         error = 5 - 3 - 0.25 * 5.5
         torch.testing.assert_close(terms["loss_value"], torch.tensor(0.5 * error**2))
 
-    def test_negative_weight_scales_what_disappoints(self):
+    def test_negative_weight_scales_negative_td_errors(self):
         # Errors 1 - 2.25 < 0 stay; of the target -1: 4 - (5 + 0.5 * -6) = 2 weighs less.
         kept = self.loss(negative_weight=0.1)(self.batch())["loss_value"]
         torch.testing.assert_close(kept, self.loss()(self.batch())["loss_value"])
@@ -310,7 +310,7 @@ class TestByHand:
 
 
 def test_vdn_of_independent_rewards():
-    """Agents that earn by themselves: their values in a sum learn what each alone would."""
+    """With independent rewards, values in a sum learn each agent's own rewards."""
     torch.manual_seed(0)
     rewards = torch.tensor([[1.0, 3.0], [5.0, 2.0]])  # of each agent's two actions
     values = nn.Parameter(torch.zeros(2, 2))
@@ -328,7 +328,7 @@ def test_vdn_of_independent_rewards():
         optimizer.zero_grad()
         loss(td)["loss_value"].backward()
         optimizer.step()
-    gaps = values[:, 1] - values[:, 0]  # a sum knows values up to constants
+    gaps = values[:, 1] - values[:, 0]  # a sum determines values up to constants
     torch.testing.assert_close(gaps.detach(), torch.tensor([1.0, -1.5]))  # of the mean reward
     total = values.detach().gather(-1, td["car", "action"].T).sum(0)
     torch.testing.assert_close(total, earned.mean(-1))
@@ -339,8 +339,8 @@ def test_vdn_of_independent_rewards():
     ("mixes", "bootstrap"),
     [("none", "team"), ("none", "agent"), ("sum", "team"), ("monotonic", "team")],
 )
-def test_poison(kind, mixes, bootstrap):
-    """What stands in masked slots changes no bit of losses, errors and gradients."""
+def test_values_of_masked_agents_have_no_effect_bitwise(kind, mixes, bootstrap):
+    """Masked entries change no bit of losses, errors and gradients."""
     torch.manual_seed(0)
     group = make_group(kind, action_mask=True)
     loss = plain(*networks(group, mixes, dueling=True), group, bootstrap=bootstrap)
@@ -360,7 +360,7 @@ def test_permuted_agents(order, kind):
 
 
 @pytest.mark.parametrize("kind", ["none", "sum"])
-def test_joined_groups_have_the_losses_of_each_alone(kind):
+def test_joined_groups_have_the_losses_of_single_groups(kind):
     torch.manual_seed(0)
     groups, td = cats_and_mice("categorical", (2, 3), 16, seed=1)
     joined, together = side_by_side(groups, td)
@@ -377,7 +377,7 @@ def test_joined_groups_have_the_losses_of_each_alone(kind):
             torch.testing.assert_close(terms[key][i], value, rtol=1e-5, atol=1e-6)
 
 
-def test_illegal_next_actions_are_not_what_follows():
+def test_illegal_next_actions_do_not_enter_targets():
     torch.manual_seed(0)
     group = make_group("categorical", n=1, action_mask=True)
     actor, _ = networks(group, "none")
@@ -404,7 +404,7 @@ def test_settled_rewards_under_another_key():
     assert ("next", "car", "scaled") not in loss.stored_keys
 
 
-def test_a_mixer_has_one_end_for_all():
+def test_mixer_with_agent_bootstrap_raises():
     group = make_group("categorical")
     with pytest.raises(ValueError, match="a mixer has one value for all"):
         ValueDecompositionLoss(*networks(group, "sum"), group=group, bootstrap="agent")

@@ -1,4 +1,4 @@
-"""The estimator of V-trace: on policy GAE's, agents' ratios and the team's, poison, in a loss."""
+"""The V-trace estimator: equal to GAE on policy, ratios of agents and teams, masked values."""
 
 import math
 
@@ -18,7 +18,7 @@ DISCOUNT = {"gamma": 0.9, "lmbda": 0.8}
 
 
 def make_losses(bootstrap="team", kind="bounded", **settings):
-    """A loss with GAE, one with V-trace, and steps of which both networks are of."""
+    """A loss with GAE, one with V-trace, and steps of their policy."""
     group = make_group(kind)
     actor, critic = make_networks(group)
     losses = []
@@ -33,7 +33,7 @@ def make_losses(bootstrap="team", kind="bounded", **settings):
 
 
 def drifted(td, seed=9):
-    """The same steps, of a policy that had other chances."""
+    """The same steps with the probabilities of another policy."""
     generator = torch.Generator().manual_seed(seed)
     td = td.clone()
     log_prob = td["car", "action_log_prob"]
@@ -44,7 +44,7 @@ def drifted(td, seed=9):
 @pytest.mark.parametrize("kind", ["bounded", "one_hot"])
 @pytest.mark.parametrize("bootstrap", ["team", "agent"])
 @pytest.mark.parametrize("ratio", ["agent", "joint"])
-def test_on_policy_it_is_gae(kind, bootstrap, ratio):
+def test_on_policy_vtrace_equals_gae(kind, bootstrap, ratio):
     gae, loss, td = make_losses(bootstrap, kind, ratio=ratio)
     assert isinstance(loss.value_estimator, TeamVTrace)
     expected, found = gae.value_estimator(td.clone()), loss.value_estimator(td.clone())
@@ -53,7 +53,7 @@ def test_on_policy_it_is_gae(kind, bootstrap, ratio):
 
 
 @pytest.mark.parametrize("ratio", ["agent", "joint"])
-def test_ratios_are_an_agents_own_or_the_product_of_those_that_act(ratio):
+def test_importance_ratios_per_agent_and_joint(ratio):
     _, loss, td = make_losses(ratio=ratio, rho_clip=2.0, c_clip=None)
     td = drifted(td)
     found = loss.value_estimator(td.clone())
@@ -81,8 +81,8 @@ def test_ratios_are_an_agents_own_or_the_product_of_those_that_act(ratio):
 
 
 @pytest.mark.parametrize("bootstrap", ["team", "agent"])
-def test_centering_off_policy_is_estimating_with_shifted_values(bootstrap):
-    """Advantages, too, which are not the targets less the values where ratios are not 1."""
+def test_off_policy_centering_equals_shifted_values(bootstrap):
+    """Also for advantages, which differ from targets minus values if ratios are not 1."""
     _, loss, td = make_losses(bootstrap)
     td, norm, shifts = drifted(td), ValueNorm(), []
     norm.shift = shifts.append
@@ -109,7 +109,7 @@ def test_centering_off_policy_is_estimating_with_shifted_values(bootstrap):
 @pytest.mark.parametrize("bootstrap", ["team", "agent"])
 @pytest.mark.parametrize("ratio", ["agent", "joint"])
 @pytest.mark.parametrize("poison", POISON)
-def test_what_stands_in_masked_slots_reaches_nothing(bootstrap, ratio, poison):
+def test_values_of_masked_agents_have_no_effect(bootstrap, ratio, poison):
     _, loss, td = make_losses(bootstrap, ratio=ratio)
     td = drifted(td)
     clean, mask = loss.value_estimator(td.clone()), td["car", "mask"]
@@ -123,7 +123,7 @@ def test_what_stands_in_masked_slots_reaches_nothing(bootstrap, ratio, poison):
         assert_same(clean["car", leaf], dirty["car", leaf], leaf)
 
 
-def test_steps_of_others_are_not_weighed():
+def test_log_probs_of_agents_that_do_not_learn_have_no_effect():
     _, loss, td = make_losses()
     td = drifted(td)
     learns = torch.rand(4, 6, 3, generator=torch.Generator().manual_seed(0)) < 0.5
@@ -135,7 +135,7 @@ def test_steps_of_others_are_not_weighed():
 
 
 @pytest.mark.parametrize("functional", [True, False])
-def test_the_advantage_is_estimated_where_it_is_missing(functional):
+def test_missing_advantage_is_estimated_in_the_loss(functional):
     _, _, td = make_losses()
     td, group = drifted(td), make_group()
     loss = MAPPOLoss(*make_networks(group), group=group, functional=functional)
@@ -144,7 +144,7 @@ def test_the_advantage_is_estimated_where_it_is_missing(functional):
     assert_same_outcome(outcome(loss, estimated), outcome(loss, td))
 
 
-def test_the_keys_of_a_script_without_a_group():
+def test_custom_keys_without_a_group():
     _, loss, td = make_losses(kind="categorical")
     td = drifted(td)
     plain = MAPPOLoss(loss.actor_network, loss.critic_network)
@@ -156,7 +156,7 @@ def test_the_keys_of_a_script_without_a_group():
     with pytest.raises(ValueError, match="'everybody', expected 'agent' or 'joint'"):
         plain.make_value_estimator(ValueEstimators.VTrace, ratio="everybody")
     one, other = loss.value_estimator(td.clone()), plain.value_estimator(td.clone())
-    # Without the group the living are those who act.
+    # Without a group, living agents are those that act.
     living = td["car", "mask"]
     torch.testing.assert_close(
         one["car", "state_value"][living], other["car", "state_value"][living]

@@ -1,4 +1,4 @@
-"""Simulators stepped by graphs: what is packed, what refuses, what a look in between sees."""
+"""Simulators stepped by graphs: packing of states, refused simulators, changes from outside."""
 
 import pytest
 import torch
@@ -57,7 +57,7 @@ def program_of(sim, simulator, example=None):
     return sim.capture(lambda x: [simulator.step(x)], push, name="a step", execution="trace")
 
 
-def test_a_packed_state_holds_everything_by_dtype_and_comes_back():
+def test_packing_and_unpacking_of_the_state():
     simulator, sim = captured()
     state = sim.state
     assert {x.dtype for x in state} == {torch.float32, torch.int64, torch.bool}
@@ -71,7 +71,7 @@ def test_a_packed_state_holds_everything_by_dtype_and_comes_back():
     assert torch.equal(simulator.grid, before[1]) and simulator.grid.is_contiguous()
 
 
-def test_graph_steps_are_the_simulators_to_the_bit():
+def test_graph_steps_equal_simulator_steps_bitwise():
     simulator, sim = captured()
     twin = captured()[0]
     run = program_of(sim, simulator)
@@ -86,7 +86,7 @@ def test_graph_steps_are_the_simulators_to_the_bit():
     assert torch.equal(simulator.last, twin.last) and simulator.fast.dtype == torch.bool
 
 
-def test_recording_leaves_no_trace():
+def test_recording_keeps_simulator_and_random_state():
     simulator, sim = captured()
     values = {k: x.clone() for k, x in vars(simulator).items() if isinstance(x, torch.Tensor)}
     torch.manual_seed(3)
@@ -97,7 +97,7 @@ def test_recording_leaves_no_trace():
         assert torch.equal(getattr(simulator, name), x), name
 
 
-def test_what_is_changed_from_outside_is_seen():
+def test_changes_from_outside_reach_the_graph():
     simulator, sim = captured()
     run = program_of(sim, simulator)
     out = run.flat([*sim.state, torch.zeros(E, 2)])
@@ -138,7 +138,7 @@ class Shared(Billiards):
 
 
 class Views(Billiards):
-    """Two slots look at one memory."""
+    """Two attributes share one tensor's memory."""
 
     def __init__(self, n):
         self.memory = torch.zeros(n, 4)
@@ -166,13 +166,13 @@ class Asserting(Billiards):
         (Views, "memory of the graph differs from the simulator"),
     ],
 )
-def test_what_a_graph_cannot_hold_refuses(make, words):
+def test_unsupported_simulators_raise(make, words):
     with pytest.raises(CaptureError, match=words):
         simulator, sim = captured(make)
         program_of(sim, simulator)
 
 
-def test_a_tensor_that_envs_share_is_a_part_of_the_state():
+def test_shared_tensors_are_part_of_the_state():
     simulator, sim = captured(Shared)
     twin = captured(Shared)[0]
     run = program_of(sim, simulator)
@@ -184,7 +184,7 @@ def test_a_tensor_that_envs_share_is_a_part_of_the_state():
     assert torch.equal(sim.release().friction, twin.friction)
 
 
-def test_an_assert_is_checked_later_and_named():
+def test_failed_asserts_are_raised_later_with_their_location():
     simulator, sim = captured(Asserting)
     run = program_of(sim, simulator)
     run.flat([*sim.state, torch.zeros(E, 2)])
@@ -196,7 +196,7 @@ def test_an_assert_is_checked_later_and_named():
     run.raise_failed()  # once
 
 
-def test_a_state_of_another_shape_is_named():
+def test_error_names_tensors_of_changed_shape():
     simulator, sim = captured()
     simulator.grid = torch.zeros(E, 4)
     with pytest.raises(CaptureError, match="grid"):
@@ -206,13 +206,13 @@ def test_a_state_of_another_shape_is_named():
         sim.packing.read(simulator)
 
 
-def test_a_simulator_without_batched_tensors_refuses():
+def test_simulator_without_batched_tensors_raises():
     thing = Thing(x=torch.zeros(3))
     with pytest.raises(CaptureError, match="no tensor with the envs"):
         Packing(thing, SimulatorState(lambda n: Thing(x=torch.zeros(3))))
 
 
-def test_the_signature_follows_references_and_numbers():
+def test_signature_depends_on_references_and_numbers():
     simulator, sim = captured()
     before = sim.signature()
     simulator.step()
@@ -225,7 +225,7 @@ def test_the_signature_follows_references_and_numbers():
 
 
 class Windy(Billiards):
-    """A path that depends on what all envs share."""
+    """Control flow that depends on a tensor shared by all envs."""
 
     def __init__(self, n):
         self.wind = torch.zeros(2)
@@ -237,7 +237,7 @@ class Windy(Billiards):
         return super().step(push) + self.wind
 
 
-def test_a_value_on_which_the_path_depends_is_a_part_of_the_signature():
+def test_signature_depends_on_values_of_control_flow():
     simulator, sim = captured(Windy)
     program_of(sim, simulator)
     sim.read_assumed()

@@ -1,4 +1,4 @@
-"""Starts drawn ahead: each used once, of the simulator's own distribution, never starving."""
+"""Initial states drawn in advance: each is used once, with the simulator's distribution."""
 
 import json
 
@@ -26,7 +26,7 @@ def begin(pool, env, ended):
     return state, carry
 
 
-def test_who_ends_gets_a_start_of_its_own_and_the_others_go_on(env):
+def test_ended_envs_get_separate_starts_and_others_continue(env):
     env.rollout(2)
     before = env.captured().state
     pool = env.reset_pool()
@@ -36,12 +36,12 @@ def test_who_ends_gets_a_start_of_its_own_and_the_others_go_on(env):
     for x, y in zip(before, state):
         assert torch.equal(x[:, 1:3], y[:, 1:3])
     env.captured().state = state
-    env.rollout(1, auto_reset=True)  # the state is one that steps go on from
+    env.rollout(1, auto_reset=True)  # the state can be stepped from
     observation = carry["agents", "observation"]
     assert observation[[0, 3]].any() and not observation[[1, 2]].any()
 
 
-def test_what_is_observed_belongs_to_the_start(env):
+def test_observations_match_the_starts(env):
     pool = env.reset_pool()
     pool.prepare()
     state, carry = begin(pool, env, [True] * E)
@@ -51,7 +51,7 @@ def test_what_is_observed_belongs_to_the_start(env):
     assert torch.equal(carry["agents", "observation"], seen)
 
 
-def test_starts_are_new_until_the_pool_is_empty(env):
+def test_starts_are_unique_until_the_pool_is_empty(env):
     pool = env.reset_pool()
     pool.prepare()
     seen = [begin(pool, env, [True] * E)[1]["agents", "observation"] for _ in range(pool.depth)]
@@ -59,13 +59,13 @@ def test_starts_are_new_until_the_pool_is_empty(env):
     assert len(rows.unique(dim=0)) == len(rows)
 
 
-def test_an_env_that_ends_more_often_than_there_are_starts_gets_its_own_again(env):
+def test_exhausted_env_reuses_its_own_starts_with_a_warning(env):
     pool = env.reset_pool()
     pool.prepare()
     depth = pool.depth
     key = ("agents", "observation")
     seen = [begin(pool, env, [True, False, False, False])[1][key][0] for _ in range(depth + 2)]
-    # Its own first starts come again rather than another env's, or none.
+    # Its own first starts are reused rather than those of another env.
     assert torch.equal(seen[0], seen[depth]) and torch.equal(seen[1], seen[depth + 1])
     with pytest.warns(UserWarning, match=f"ended {depth + 2} times.* of its {depth} starts"):
         pool.prepare()
@@ -74,10 +74,10 @@ def test_an_env_that_ends_more_often_than_there_are_starts_gets_its_own_again(en
     assert not any(torch.equal(fresh, x) for x in seen)
     for _ in range(depth + 1):
         begin(pool, env, [True, False, False, False])
-    pool.prepare()  # says it once
+    pool.prepare()  # warns once
 
 
-def test_only_starts_that_were_used_are_drawn_anew(env):
+def test_refill_replaces_only_used_starts(env):
     pool = env.reset_pool()
     pool.prepare()
     before = pool.tensors["carry"]["agents", "observation"].clone()
@@ -95,7 +95,7 @@ def test_large_states_have_fewer_starts():
     assert env.reset_pool().depth == 8
 
 
-def test_starts_that_would_not_last_are_drawn_anew_in_time(env):
+def test_pool_is_refilled_before_it_runs_out(env):
     pool = env.reset_pool()
     pool.prepare()
     for _ in range(3):
@@ -106,7 +106,7 @@ def test_starts_that_would_not_last_are_drawn_anew_in_time(env):
         assert left >= 3
 
 
-def test_starts_are_distributed_as_the_simulators_own():
+def test_starts_have_the_distribution_of_simulator_resets():
     env = VmasEnv("navigation", num_envs=200, seed=1, info=False, n_agents=2)
     pool = env.reset_pool()
     pool.prepare()
@@ -118,7 +118,7 @@ def test_starts_are_distributed_as_the_simulators_own():
     assert torch.allclose(drawn.std(0), own.std(0), rtol=0.1, atol=0.01)
 
 
-def test_a_pool_is_saved_and_goes_on(env):
+def test_pool_resumes_from_its_state_dict(env):
     pool = env.reset_pool()
     pool.prepare()
     begin(pool, env, [True, False, True, False])
@@ -139,7 +139,7 @@ def test_a_pool_is_saved_and_goes_on(env):
     assert not torch.equal(begin(again, other, [True] * E)[1]["agents", "observation"], found[0])
 
 
-def test_starts_are_kept_for_the_structure_in_which_they_were_drawn(env):
+def test_starts_are_discarded_when_the_structure_changes(env):
     pool = env.reset_pool()
     pool.keep_to("one goal")
     pool.prepare()
@@ -158,7 +158,7 @@ def test_starts_are_kept_for_the_structure_in_which_they_were_drawn(env):
         assert not torch.equal(one.tensors["carry"]["agents", "observation"], drawn)
 
 
-def test_settings_changed_on_the_simulator_hold_for_its_starts():
+def test_changed_simulator_settings_apply_to_starts():
     env = VmasEnv("navigation", num_envs=E, seed=0, info=False, n_agents=2)
     pool = env.reset_pool()
     env._env.scenario.world_spawning_x = 1e-4
@@ -167,7 +167,7 @@ def test_settings_changed_on_the_simulator_hold_for_its_starts():
     assert pool.tensors["carry"]["agents", "observation"][..., 0].abs().max() <= 1e-4
 
 
-def test_a_nesting_refuses_lazy_groups():
+def test_layout_refuses_lazy_groups():
     members = [TensorDict({"x": torch.zeros(3, n)}, [3]) for n in (1, 2)]
     td = TensorDict({"team": TensorDict.lazy_stack(members, 1)}, [3])
     with pytest.raises(CaptureError, match="'team' is stacked lazily; .*PadAgents"):

@@ -1,4 +1,4 @@
-"""New episodes have the settings of now, and starts that depend on what was before are refused."""
+"""New episodes use current settings; resets that depend on earlier episodes are refused."""
 
 import re
 
@@ -24,7 +24,7 @@ Dropout = vmas.make_env("dropout", 1).scenario.__class__
 
 
 class Ring(Dropout):
-    """The goal appears at a distance that is a setting: of all envs, or of each."""
+    """The goal's distance is a setting of all envs, or of each env."""
 
     distance = 0.1
     place = 0
@@ -41,7 +41,7 @@ class Ring(Dropout):
 
 
 class Levels(Dropout):
-    """The goal is as far away as an env has begun episodes."""
+    """The goal's distance is the number of episodes that an env has begun."""
 
     def make_world(self, batch_dim, device, **kwargs):
         self.level = torch.zeros(batch_dim)
@@ -94,9 +94,9 @@ def fill_each(scenario):
 @pytest.mark.parametrize(
     "change", [set_number, set_number_as_tensor, replace_shared, fill_shared, fill_each]
 )
-def test_a_setting_holds_for_the_next_new_episodes(change, execution):
+def test_changed_settings_apply_to_new_episodes(change, execution):
     env, td = made(Ring(), execution)
-    td = reset_some(env, td, [1])  # starts are left over, of the old settings
+    td = reset_some(env, td, [1])  # unused starts with the old settings remain
     scenario = env._env.scenario
     expected, before = change(scenario), distances(env).clone()
     after = reset_some(env, td, [0, 4])
@@ -104,7 +104,7 @@ def test_a_setting_holds_for_the_next_new_episodes(change, execution):
     running = [1, 2, 3, 5]
     assert torch.equal(distances(env)[running], before[running])
     assert torch.equal(after[SEEN][running], td[SEEN][running])
-    # A second change, and what a whole reset gives is the same.
+    # Further partial resets and a full reset give the same.
     reset_some(env, td, [1, 2])
     torch.testing.assert_close(distances(env)[[1, 2]], expected[[1, 2]])
     env.reset()
@@ -113,7 +113,7 @@ def test_a_setting_holds_for_the_next_new_episodes(change, execution):
 
 
 @pytest.mark.parametrize("execution", ["eager", "trace"])
-def test_a_level_goes_up_with_the_episodes_of_an_env(execution):
+def test_curriculum_levels_rise_per_env_with_a_warning(execution):
     env, td = made(Levels(), execution)
     expected = distances(env).clone()
     whys = [r"Levels: envs are reset one by one, since .* before the reset: \S+"]
@@ -128,7 +128,7 @@ def test_a_level_goes_up_with_the_episodes_of_an_env(execution):
     assert len(messages) == len(whys) and all(map(re.search, whys, messages))
 
 
-def test_starts_that_are_left_are_saved_with_their_settings():
+def test_snapshot_keeps_unused_starts_and_their_settings():
     env, td = made(Ring(), "eager")
     td = reset_some(env, td, [1])
     env._env.scenario.shared.fill_(0.4)
@@ -142,7 +142,7 @@ def test_starts_that_are_left_are_saved_with_their_settings():
     assert torch.equal(env.agents[0].state.pos, other.agents[0].state.pos)
 
 
-def test_nothing_is_drawn_anew_where_nothing_is_set(monkeypatch):
+def test_starts_are_not_redrawn_without_changed_settings(monkeypatch):
     from torchrl_marl.simulator.resets import ResetBank
 
     drawn, refill = [], ResetBank._refill
@@ -154,19 +154,18 @@ def test_nothing_is_drawn_anew_where_nothing_is_set(monkeypatch):
     assert len(drawn) == 1
 
 
-# --------------------------------------------------------------------------- environments of one's
-# own
+# --------------------------------------------------------------------------- custom environments
 
 
 class Track(MarlEnv):
-    """Begins where it is told to, and ends after two steps."""
+    """Starts at configured positions and ends after two steps."""
 
     def __init__(self, num_envs, level=False, **kwargs):
         super().__init__(num_envs, max_steps=2, seed=0, **kwargs)
         self.register_agent(AgentSpec("car", 1, Unbounded((1,)), Bounded(-1, 1, (1,))))
         self.begin, self.each = torch.tensor(1.0), torch.zeros(num_envs)
         self.level = torch.zeros(num_envs) if level else None
-        self.table = torch.arange(float(E))  # of all envs, with as many rows as there are
+        self.table = torch.arange(float(E))  # shared by all envs, with as many rows as envs
 
     def _reset(self, tensordict):
         if self.level is not None:
@@ -186,7 +185,7 @@ CAR = ("car", "observation")
 
 
 @pytest.mark.parametrize("execution", ["eager", "trace"])
-def test_worlds_of_ones_own_begin_with_the_settings_of_now(execution):
+def test_custom_environments_start_with_current_settings(execution):
     env = Track(E)
     collector = RolloutCollector(env, frames_per_batch=4 * E, execution=execution)
     assert (collector.rollout()[CAR][:, 2] == 16).all()
@@ -201,7 +200,7 @@ def test_worlds_of_ones_own_begin_with_the_settings_of_now(execution):
     assert collector.execution == execution
 
 
-def test_a_level_of_ones_own_is_refused_by_graphs_and_goes_up_eagerly():
+def test_custom_levels_fall_back_to_eager_execution():
     env = Track(E, level=True)
     collector = RolloutCollector(env, frames_per_batch=4 * E, execution="trace")
     with pytest.warns(UserWarning, match="collected eagerly, .* before the reset: (at|level)"):
@@ -210,11 +209,11 @@ def test_a_level_of_ones_own_is_refused_by_graphs_and_goes_up_eagerly():
     assert (collector.rollout()[CAR][:, 0] == 3).all()
 
 
-# ------------------------------------------------------------------------------------- by itself
+# ----------------------------------------------------------------------- dependence of resets
 
 
 class Game:
-    """``begin`` says how an episode's ``x`` comes about."""
+    """``begin`` sets ``x`` at the start of an episode."""
 
     def __init__(self, begin):
         self.begin, self.x, self.won = begin, torch.zeros(3), torch.zeros(3, dtype=torch.bool)
@@ -256,12 +255,12 @@ def raises(game):
     ("begin", "found"),
     [(fresh, None), (after_a_win, "x"), (part, "x"), (counted, "rounds")],
 )
-def test_what_a_start_depends_on_is_found(begin, found):
+def test_dependence_of_resets_on_state_is_found(begin, found):
     game = Game(begin)
     assert find_dependence(game, [], game.reset, game.step) == found
 
 
-def test_a_reset_that_fails_in_another_state_depends_on_it():
+def test_reset_that_raises_in_another_state_depends_on_it():
     game = Game(raises)
     game.kept += 1
     assert "raises IndexError" in find_dependence(game, [], game.reset, game.step)
@@ -285,8 +284,8 @@ def test_settings_change_in_place_and_out_of_place():
     assert settings.changed()
 
 
-def test_a_reset_asks_for_no_more(monkeypatch):
-    """What is looked at for changes is read from the device only where it is another tensor."""
+def test_settings_check_runs_no_tensor_operations(monkeypatch):
+    """Settings are read from the device only if a tensor was replaced."""
     env, td = made(Ring(), "eager")
     td = reset_some(env, td, [1])
     env._reset(asking_reset(env, td, [0]))

@@ -1,4 +1,4 @@
-"""Steps of real simulators as smaller graphs: equal to the bit, and no longer with more agents."""
+"""Reduced graphs of simulator steps: bitwise equal, of a size independent of the agents."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("scenario", CASES)
-def test_smaller_steps_are_recorded_ones_to_the_bit(scenario, programs):
+def test_reduced_steps_equal_recorded_ones_bitwise(scenario, programs):
     recorded = make(scenario, "trace", **CASES[scenario])
     smaller = make(scenario, "compile", **CASES[scenario])
     td, other = recorded.reset(), smaller.reset()
@@ -58,7 +58,7 @@ def test_smaller_steps_are_recorded_ones_to_the_bit(scenario, programs):
 
 
 def batches(execution):
-    """Two batches of a policy that draws, the first of which records the graph."""
+    """Two batches of a stochastic policy, the first of which records the graph."""
     torch.manual_seed(0)
     env = make("navigation", "eager", n_agents=4)
     groups = TeamSpec.from_env(env).groups
@@ -69,7 +69,7 @@ def batches(execution):
     return [collector.rollout(), collector.rollout()], torch.get_rng_state()
 
 
-def test_steps_with_a_policy_that_draws_are_smaller(programs):
+def test_steps_with_a_stochastic_policy_are_reduced(programs):
     (expected, random_state), (found, other) = batches("trace"), batches("compile")
     for batch, twin in zip(expected, found):
         assert_same(twin, batch)
@@ -86,14 +86,14 @@ def n_operations(programs, scenario, n_agents):
 
 
 @pytest.mark.parametrize("scenario", ["navigation", "flocking", "simple_spread"])
-def test_batched_steps_do_not_grow_with_the_number_of_agents(scenario, programs, monkeypatch):
+def test_size_of_batched_steps_is_independent_of_agents(scenario, programs, monkeypatch):
     monkeypatch.setattr(reduction, "batching_pays", lambda simplified, batched: True)
     monkeypatch.setattr(reduction, "batching_may_pay", lambda *_: True)
     few, many = (n_operations(programs, scenario, n) for n in (6, 10))
     assert many <= few + 5, (few, many)
 
 
-def test_a_step_whose_smaller_graph_differs_runs_as_recorded(programs, monkeypatch):
+def test_unequal_reduced_graph_falls_back_to_the_recorded_one(programs, monkeypatch):
     monkeypatch.setattr(captured, "_same_bits", lambda x, y: torch.tensor(False))
     env = make("dropout", "compile")
     env.step(env.reset().update(draw_actions(env, 1)[0]))

@@ -1,4 +1,4 @@
-"""A simulator's state, on small simulators that keep it in awkward ways."""
+"""Saving and restoring of simulator states, on small simulators with awkward structures."""
 
 import io
 from collections import deque
@@ -80,7 +80,7 @@ def assert_same(first, second):
         assert torch.equal(x, second[path]), path
 
 
-def test_the_batched_dim_is_found_whatever_else_has_this_size(state):
+def test_batch_dim_is_found_despite_other_dims_of_equal_size(state):
     batched = {".".join(path) for path in state.batched}
     assert "constant" not in batched
     assert {"memory", "left", "landmarks.2.pos", "#1", "late"} <= batched | {
@@ -91,7 +91,7 @@ def test_the_batched_dim_is_found_whatever_else_has_this_size(state):
     assert "constant" in state.read(warmed(7))["shared"].keys()
 
 
-def test_a_restored_world_goes_on_as_the_saved_one(state):
+def test_restored_simulator_continues_like_the_saved_one(state):
     torch.manual_seed(0)
     world, other = warmed(5), warmed(5)
     world.level, world.goal = 3, world.landmarks[2]
@@ -108,7 +108,7 @@ def test_a_restored_world_goes_on_as_the_saved_one(state):
         assert target.left.data_ptr() == target.memory.data_ptr()
 
 
-def test_a_state_is_a_copy_and_saves_as_tensors(state):
+def test_state_is_a_copy_and_can_be_saved(state):
     world = warmed(5)
     saved = state.read(world)
     before = saved["batched", "memory"].clone()
@@ -123,7 +123,7 @@ def test_a_state_is_a_copy_and_saves_as_tensors(state):
     assert torch.equal(saved["batched", "memory"], before)
 
 
-def test_a_tensor_that_was_not_there_is_taken_out(state):
+def test_restore_removes_added_tensors(state):
     world = warmed(5)
     saved = state.read(world)
     world.extra = torch.ones(5)
@@ -131,7 +131,7 @@ def test_a_tensor_that_was_not_there_is_taken_out(state):
     assert not hasattr(world, "extra")
 
 
-def test_a_tensor_that_is_there_no_more_comes_back(state):
+def test_restore_adds_removed_tensors(state):
     world = warmed(5)
     saved = state.read(world)
     del world.late
@@ -139,7 +139,7 @@ def test_a_tensor_that_is_there_no_more_comes_back(state):
     assert world.late.shape == (5,)
 
 
-def test_a_state_of_another_world_is_refused(state):
+def test_state_of_another_simulator_raises(state):
     world = warmed(5)
     with pytest.raises(SimulatorStateError, match="size|does not fit"):
         state.write(world, state.read(warmed(6)))
@@ -159,7 +159,7 @@ def test_a_state_of_another_world_is_refused(state):
         (lambda n: Thing(x=torch.zeros(n)) if n == 7 else Thing(), "exists with 7 envs"),
     ],
 )
-def test_states_that_cannot_be_read_are_refused(build, message):
+def test_unreadable_states_raise(build, message):
     with pytest.raises(SimulatorStateError, match=message):
         SimulatorState(build)
 
@@ -176,7 +176,7 @@ def test_excluded_names_are_neither_read_nor_written():
     assert (world.hidden, world.inner.b) == (5, 2)
 
 
-def test_tensors_are_put_back_where_they_fit():
+def test_tensors_of_matching_shape_are_written_back():
     world = warmed(3)
     saved = read_tensors(world, ["viewer"])
     world.step()
@@ -187,7 +187,7 @@ def test_tensors_are_put_back_where_they_fit():
     assert world.constant.shape == (2,)
 
 
-def test_memory_that_is_shared():
+def test_shared_storages():
     x = torch.zeros(4, 4)
     assert shared_storages([x, x[:2]]) == {x.data_ptr()}
     assert shared_storages([x, x, torch.zeros(4)]) == set()
@@ -202,7 +202,7 @@ def bank_of(world, state):
     return ResetBank(state, world, twin, World.reset, world.n, "cpu", step=World.step)
 
 
-def test_a_bank_writes_the_rows_that_start(state):
+def test_bank_writes_only_starting_rows(state):
     torch.manual_seed(0)
     world = warmed(6)
     bank = bank_of(world, state)
@@ -220,7 +220,7 @@ def test_a_bank_writes_the_rows_that_start(state):
     assert torch.equal(before["constant",], after["constant",])
 
 
-def test_a_row_of_a_bank_is_used_once(state):
+def test_rows_of_a_bank_are_used_once(state):
     torch.manual_seed(0)
     world = warmed(4)
     bank = bank_of(world, state)
@@ -233,7 +233,7 @@ def test_a_row_of_a_bank_is_used_once(state):
     assert len(set(seen)) == len(seen) == 10
 
 
-def test_a_bank_knows_settings_that_were_changed(state):
+def test_bank_applies_changed_settings(state):
     world = warmed(4)
     bank = bank_of(world, state)
     world.level = 9
@@ -241,7 +241,7 @@ def test_a_bank_knows_settings_that_were_changed(state):
     assert bank._twin.level == 9
 
 
-def test_a_bank_goes_on_after_loading(state):
+def test_bank_resumes_after_loading(state):
     torch.manual_seed(0)
     world = warmed(4)
     bank = bank_of(world, state)
@@ -295,7 +295,7 @@ def test_saved_rows_of_a_bank_are_used_after_loading():
     assert torch.equal(simulator.pos[1:3], saved["twin"]["batched", "pos"][1:3])
 
 
-def test_running_envs_are_put_back():
+def test_running_envs_are_restored():
     world = Thing(a=torch.ones(3), b=torch.ones(3, 2), constant=torch.ones(2))
     running = RunningEnvs(world, 3)
     world.a = torch.zeros(3)
@@ -317,7 +317,7 @@ def draw():
     return torch.rand(1).item(), np.random.rand(), random.gauss(0, 1), random.random()
 
 
-def test_a_random_state_is_its_own():
+def test_random_states_are_independent():
     first, second = RandomState(3), RandomState(3)
     outside = RandomState(0)
     with outside.active():
@@ -336,7 +336,7 @@ def test_a_random_state_is_its_own():
     assert len(set(pairs)) == 3
 
 
-def test_a_random_state_survives_an_error():
+def test_random_state_is_restored_after_an_error():
     state, before = RandomState(0), torch.get_rng_state()
     with pytest.raises(ZeroDivisionError), state.active():
         torch.rand(1)
@@ -345,7 +345,7 @@ def test_a_random_state_survives_an_error():
 
 
 @pytest.mark.parametrize("n_draws", [0, 1, 2])
-def test_a_random_state_is_saved_whole(n_draws):
+def test_random_state_is_saved_completely(n_draws):
     state, other = RandomState(1), RandomState(2)
     with state.active():
         for _ in range(n_draws):

@@ -1,4 +1,4 @@
-"""An environment whose steps are graphs does what eager steps do, or falls back to them."""
+"""Captured environment steps equal eager steps, or fall back to them."""
 
 import random
 import warnings
@@ -33,7 +33,7 @@ class Restless(Own):
             self.force = random.random()
 
 
-# ------------------------------------------------------------------------ steps are eager's
+# ------------------------------------------------------------------------ equal to eager steps
 
 CASES = {
     "dropout": {},
@@ -46,7 +46,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_steps_between_resets_of_some_envs_are_those_of_eager_execution(case):
+def test_steps_between_partial_resets_equal_eager_ones(case):
     scenario = case if case in ("simple", "simple_adversary", "navigation") else "dropout"
     env, eager = both(scenario, **CASES[case])
     td = env.reset()
@@ -62,7 +62,7 @@ def test_steps_between_resets_of_some_envs_are_those_of_eager_execution(case):
     assert env._execution == "trace" and len(graphs_of(env)) == 1
 
 
-def test_a_rollout_goes_on_through_the_ends_of_episodes():
+def test_rollout_across_ends_of_episodes_equals_eager():
     env, eager = both()
     td = env.rollout(20, break_when_any_done=False)
     ends = td["next", "done"].squeeze(-1)
@@ -79,7 +79,7 @@ def test_a_rollout_goes_on_through_the_ends_of_episodes():
         assert_same(found["next"], step["next"])
 
 
-def test_torchrl_takes_it_for_one_of_its_own():
+def test_torchrl_env_checks_and_transforms():
     check_env_specs(make())
     sums = RewardSum(in_keys=[("agents", "reward")], out_keys=[("agents", "sum")])
     env = TransformedEnv(make(), Compose(sums, StepCounter()))
@@ -91,7 +91,7 @@ def test_torchrl_takes_it_for_one_of_its_own():
     assert env.base_env._execution == "trace"
 
 
-def test_torchrls_collector_collects_it():
+def test_torchrl_collector():
     env = make()
     collector = Collector(env, frames_per_batch=24, total_frames=72)
     batches = list(collector)
@@ -119,7 +119,7 @@ def test_compiled_steps_are_close_to_eager_ones():
     assert env._execution == "compile"
 
 
-def test_a_scenario_that_draws_in_its_steps_draws_what_eager_execution_draws():
+def test_random_draws_in_steps_equal_those_of_eager_execution():
     env, eager = make(Noisy()), make(Noisy(), "eager")
     before = rng_states()
     actions = draw_actions(env, 4)
@@ -129,7 +129,7 @@ def test_a_scenario_that_draws_in_its_steps_draws_what_eager_execution_draws():
     assert env._execution == "trace"
 
 
-def test_what_a_step_gave_may_be_written_to():
+def test_outputs_of_steps_may_be_modified():
     env, other = both()
     actions = draw_actions(env, 4)
     found = []
@@ -141,12 +141,12 @@ def test_what_a_step_gave_may_be_written_to():
         assert_same(a, b)
 
 
-# ----------------------------------------------------------------- structure: which is the goal
+# ----------------------------------------------------------------- changing structures
 
 
 @pytest.mark.environments
 @pytest.mark.parametrize("scenario", GOALS)
-def test_the_graph_follows_the_goal_that_a_full_reset_chooses(scenario):
+def test_graph_follows_goals_chosen_by_full_resets(scenario):
     env, eager = both(scenario, num_envs=4)
     for i in range(6):
         td = env.reset()
@@ -170,7 +170,7 @@ def test_one_structure_is_recorded_once():
     assert len(graphs_of(env)) == 1
 
 
-def test_what_all_envs_share_may_be_drawn_anew():
+def test_values_shared_by_envs_may_be_redrawn():
     env, eager = make(Own()), make(Own(), "eager")
     for _ in range(3):
         td, other = env.reset(), eager.reset()
@@ -183,7 +183,7 @@ def test_what_all_envs_share_may_be_drawn_anew():
     assert len(graphs_of(env)) == 1
 
 
-def test_a_structure_that_never_stays_falls_back_in_the_end(monkeypatch):
+def test_ever_changing_structure_falls_back_to_eager(monkeypatch):
     monkeypatch.setattr("torchrl_marl.simulator.step_graphs._MOST_STRUCTURES", 2)
     env, eager = make(Restless()), make(Restless(), "eager")
     action = draw_actions(env, 1)[0]
@@ -194,7 +194,7 @@ def test_a_structure_that_never_stays_falls_back_in_the_end(monkeypatch):
     assert len(caught) == 1 and env._execution == "eager"
 
 
-def test_how_many_structures_are_too_many():
+def test_too_many_structures_raise():
     signatures = [repr({("scenario", "mass"): [float(i)], ("", "t"): [None]}) for i in range(12)]
     refuse_many_structures(signatures)
     new = repr({("scenario", "mass"): [float("inf")], ("", "t"): [None]})
@@ -202,11 +202,11 @@ def test_how_many_structures_are_too_many():
         refuse_many_structures([*signatures, new])
 
 
-# ------------------------------------------------------------------------ what may go wrong
+# ------------------------------------------------------------------------ errors and fallbacks
 
 
 @pytest.mark.parametrize("value", [torch.nan, 5.0])
-def test_an_action_that_the_simulator_refuses(value):
+def test_failed_step_raises_and_keeps_the_state(value):
     env = make()
     td = start(env, 2)
     before = simulator_rows(env)
@@ -219,12 +219,12 @@ def test_an_action_that_the_simulator_refuses(value):
     assert set(before) == set(simulator_rows(env))
     kept = snapshot["simulator", "batched"]
     assert all(torch.equal(kept[key], x) for key, x in simulator_rows(env).items())
-    env.step(env.rand_action(td.clone()))  # and goes on
+    env.step(env.rand_action(td.clone()))  # and continues
     assert env._execution == "trace"
 
 
 @pytest.mark.parametrize("shape", [(6, 2, 1), (6, 3, 2)])
-def test_an_action_of_another_shape(shape):
+def test_action_of_wrong_shape_raises(shape):
     env = make()
     td = env.reset()
     step = env._step_graphs().step
@@ -252,18 +252,18 @@ def test_lazily_stacked_groups_fall_back():
     fallback(*both("simple_adversary", group_map=group_map), match="stacked lazily")
 
 
-def test_a_scenario_that_refuses_falls_back():
+def test_scenario_that_cannot_be_captured_falls_back():
     match = r"discovery: steps run eagerly, .*\.py:\d+"
     fallback(*both("discovery", num_envs=3), match=match, n_steps=10)
 
 
-def test_a_scenario_whose_state_cannot_be_read_falls_back():
+def test_scenario_with_unreadable_state_falls_back():
     env = make("road_traffic", num_envs=2, n_agents=4)
     with pytest.warns(UserWarning, match="road_traffic: steps run eagerly"):
         env.step(env.rand_action(env.reset()))
 
 
-def test_executions_that_there_are_not():
+def test_invalid_executions_raise():
     with pytest.raises(ConfigError, match="did you mean 'compile'"):
         make(execution="compiled")
     if not torch.cuda.is_available():

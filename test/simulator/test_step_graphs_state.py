@@ -1,4 +1,4 @@
-"""The state of an environment of step graphs: looked at, saved, seeded, copied and closed."""
+"""State of captured environments: inspection, snapshots, seeds, copies and closing."""
 
 import copy
 import random
@@ -15,10 +15,10 @@ from torchrl_marl.simulator.settings import copy_settings
 vmas = pytest.importorskip("vmas")
 
 
-# --------------------------------------------------------------------- looking at the simulator
+# --------------------------------------------------------------------- access to the simulator
 
 
-def test_who_looks_at_the_simulator_sees_the_state():
+def test_simulator_attributes_show_the_current_state():
     env, eager = both()
     for action in draw_actions(env, 3):
         env.step(action.clone()), eager.step(action.clone())
@@ -27,7 +27,7 @@ def test_who_looks_at_the_simulator_sees_the_state():
         assert torch.equal(env._env.steps, eager._env.steps)
 
 
-def test_looking_changes_nothing():
+def test_inspection_does_not_change_results():
     env, other = make(), make()
     actions = draw_actions(env, 12)
     for a, b in zip(play(env, env.reset(), actions), play(other, other.reset(), actions)):
@@ -35,7 +35,7 @@ def test_looking_changes_nothing():
         env.snapshot(), env.scenario.observation(env.agents[0])
 
 
-def test_what_is_changed_in_the_simulator_holds():
+def test_changes_of_the_simulator_take_effect():
     env, eager = both()
     actions = draw_actions(env, 4)
     for one in (env, eager):
@@ -43,12 +43,12 @@ def test_what_is_changed_in_the_simulator_holds():
         one._env.agents[0].set_pos(torch.full((6, 2), 0.3), None)
     assert_same(env.step(actions[1].clone()), eager.step(actions[1].clone()))
     for one in (env, eager):
-        one._env.scenario.energy_coeff = 7.0  # a number, which a graph takes for granted
+        one._env.scenario.energy_coeff = 7.0  # a number, which a graph holds as a constant
     assert_same(env.step(actions[2].clone()), eager.step(actions[2].clone()))
     assert len(graphs_of(env)) == 2
 
 
-def test_settings_changed_before_the_first_step_hold_for_new_starts():
+def test_settings_changed_before_the_first_step_apply_to_resets():
     env = make(Own())
     env.reset()
     env._env.scenario.force = 100.0
@@ -71,7 +71,7 @@ def test_rendering_shows_the_state(monkeypatch):
     assert torch.equal(shown[0], shown[1]) and torch.equal(shown[2], shown[3])
 
 
-def test_a_twin_follows_numbers_references_and_shared_tensors():
+def test_copy_settings_copies_numbers_references_and_shared_tensors():
     class Race:
         def __init__(self, num_envs, goal):
             self.num_envs, self.places = num_envs, [Place(), Place()]
@@ -92,7 +92,7 @@ def test_a_twin_follows_numbers_references_and_shared_tensors():
 
 
 @pytest.mark.parametrize("n_steps", [0, 1, 5])
-def test_a_snapshot_resumes_to_the_bit_with_the_starts_that_were_drawn(n_steps):
+def test_snapshot_resumes_bitwise_with_drawn_starts(n_steps):
     env = make()
     td = start(env, n_steps)
     td = reset_some(env, td, [1, 2])
@@ -105,7 +105,7 @@ def test_a_snapshot_resumes_to_the_bit_with_the_starts_that_were_drawn(n_steps):
             assert_same(a, b)
 
 
-def test_a_snapshot_taken_between_an_end_and_its_reset():
+def test_snapshot_between_an_end_and_its_reset():
     env, other = make(), make(seed=5)
     td = start(env, 4)
     other.restore(env.snapshot())
@@ -113,7 +113,7 @@ def test_a_snapshot_taken_between_an_end_and_its_reset():
     assert all(map(torch.equal, *(simulator_rows(x).values() for x in (env, other))))
 
 
-def test_snapshots_go_from_graphs_to_eager_execution_and_back():
+def test_snapshots_transfer_between_graphs_and_eager_execution():
     env, eager = both()
     td = start(env, 3)
     eager.restore(env.snapshot())
@@ -125,7 +125,7 @@ def test_snapshots_go_from_graphs_to_eager_execution_and_back():
     assert_same(env.step(action.clone()), eager.step(action.clone()))
 
 
-def test_a_seed_repeats_and_recording_draws_nothing():
+def test_seed_reproduces_and_recording_uses_no_random_numbers():
     env, fresh = make(), make()
     actions = draw_actions(env, 16)
     before = rng_states()
@@ -144,7 +144,7 @@ def test_a_seed_repeats_and_recording_draws_nothing():
         assert_same(a, c)
 
 
-def test_two_environments_do_not_disturb_each_other():
+def test_two_environments_are_independent():
     alone, first, second = make(), make(), make(seed=9)
     actions = draw_actions(alone, 16)
     expected = list(play(alone, alone.reset(), actions))
@@ -154,10 +154,10 @@ def test_two_environments_do_not_disturb_each_other():
         assert_same(a, b)
 
 
-# ------------------------------------------------------------------------- life of the object
+# ------------------------------------------------------------------------- copies, devices, closing
 
 
-def test_a_copy_goes_on_as_the_original():
+def test_copy_continues_like_the_original():
     env = make()
     td = reset_some(env, start(env, 3), [1])
     other = copy.deepcopy(env)
@@ -168,7 +168,7 @@ def test_a_copy_goes_on_as_the_original():
     assert other._captured.simulator is not env._captured.simulator
 
 
-def test_moving_to_where_it_is_and_closing():
+def test_moving_to_the_same_device_and_closing():
     env, other = make(), make()
     actions = draw_actions(env, 4)
     td, again = env.reset(), other.reset()
@@ -181,7 +181,7 @@ def test_moving_to_where_it_is_and_closing():
     assert env.is_closed
 
 
-def test_no_step_waits_for_the_device():
+def test_steps_do_not_synchronize_the_device():
     env = make()
     td = env.rand_action(start(env, 2))
     td = env.rand_action(env.step(td)["next"])
@@ -191,7 +191,7 @@ def test_no_step_waits_for_the_device():
     assert not [sync for sync in syncs if "raise_failed" not in sync.site], syncs
 
 
-def test_a_reset_of_no_env():
+def test_reset_of_no_env_changes_nothing():
     env = make()
     td = start(env, 2)
     before = simulator_rows(env)

@@ -1,4 +1,4 @@
-"""Channels between agents: numbers worked by hand, poison, permutations, a lone agent, draws."""
+"""Channels between agents: hand-computed values, masked agents, permutations, random draws."""
 
 import math
 
@@ -37,8 +37,8 @@ def a_channel(config, n=N):
 def some_agents(batch=7):
     torch.manual_seed(1)
     mask = torch.rand(batch, N) < 0.7
-    mask[0] = False  # nobody lives
-    mask[1] = torch.arange(N) == 2  # nobody to talk to
+    mask[0] = False  # no agent is alive
+    mask[1] = torch.arange(N) == 2  # only one agent is alive
     return torch.randn(batch, N, H), mask, torch.rand(batch, N, 2) * 3
 
 
@@ -48,7 +48,7 @@ def run(channel, features, mask, position, drawn=None, how="replay"):
 
 
 @pytest.mark.parametrize("name", [*KINDS, *DRAWN])
-def test_what_the_dead_hold_reaches_nobody_to_the_bit(name):
+def test_values_of_dead_agents_have_no_effect_bitwise(name):
     channel = a_channel({**KINDS, **DRAWN}[name])
     features, mask, position = some_agents()
     alive, results = mask.unsqueeze(-1), []
@@ -68,7 +68,7 @@ def test_what_the_dead_hold_reaches_nobody_to_the_bit(name):
 
 
 @pytest.mark.parametrize("name", ["commnet", "tarmac", "graph", "nearest"])
-def test_the_order_of_agents_does_not_matter(name):
+def test_outputs_are_permutation_equivariant(name):
     channel = a_channel(KINDS[name])
     features, mask, position = some_agents()
     order = torch.randperm(N)
@@ -80,7 +80,7 @@ def test_the_order_of_agents_does_not_matter(name):
     )
 
 
-def test_a_chain_knows_the_order():
+def test_bicnet_chain_depends_on_agent_order():
     channel = a_channel(KINDS["bicnet"])
     features, mask, position = some_agents()
     mask = torch.ones_like(mask)
@@ -89,7 +89,7 @@ def test_a_chain_knows_the_order():
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_lone_agent_is_a_team_of_one(name):
+def test_single_living_agent_equals_team_of_one(name):
     channel, alone = a_channel(KINDS[name]), a_channel(KINDS[name], n=1)
     alone.load_state_dict(channel.state_dict())
     features, mask, position = some_agents()
@@ -98,7 +98,7 @@ def test_a_lone_agent_is_a_team_of_one(name):
     torch.testing.assert_close(among, one, rtol=1e-6, atol=1e-6)
 
 
-def test_the_mean_of_what_is_heard_by_hand():
+def test_mean_of_messages_by_hand():
     mean = Mean(2, 1)
     with torch.no_grad():
         mean.own.weight.zero_(), mean.own.bias.fill_(0.1)
@@ -107,7 +107,7 @@ def test_the_mean_of_what_is_heard_by_hand():
     features = torch.tensor([[0.0, 0.0], [1.0, 1.0], [0.5, 0.0]])
     links = torch.tensor([[False, True, True], [False] * 3, [True, False, False]])
     out = mean(features, links, torch.ones(3).bool())
-    heard = (3.0 + 0.5) / 2  # what agents 1 and 2 say to agent 0
+    heard = (3.0 + 0.5) / 2  # messages of agents 1 and 2 to agent 0
     by_hand = [
         [math.tanh(0.1 + heard), math.tanh(0.1 - heard)],
         [math.tanh(1.1), math.tanh(1.1)],
@@ -132,7 +132,7 @@ def test_attention_by_hand():
     torch.testing.assert_close(weights[0], torch.tensor([0.0, first, 1 - first]))
 
 
-def test_with_equal_keys_attention_is_the_mean():
+def test_attention_with_equal_keys_is_the_mean():
     attention = Attention(H, 4)
     with torch.no_grad():
         attention.query.weight.zero_()
@@ -143,7 +143,7 @@ def test_with_equal_keys_attention_is_the_mean():
     torch.testing.assert_close(weights[0], living_links(torch.ones(N).bool()) / (N - 1))
 
 
-def test_who_hears_nobody_listens_to_nobody():
+def test_attention_weights_without_links_are_zero():
     attention = Attention(H, 4)
     features = torch.randn(N, H)
     weights = attention.weights(features, attention.send(features), torch.zeros(N, N).bool())
@@ -151,7 +151,7 @@ def test_who_hears_nobody_listens_to_nobody():
 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
-def test_a_chain_is_a_relay_from_agent_to_agent(cell):
+def test_chain_equals_loop_over_agents(cell):
     chain = a_channel(CommunicationConfig("bicnet", cell=cell)).rounds[0]
     torch.manual_seed(2)
     x, speaks = torch.randn(N, H), torch.tensor([True, True, False, True, True])
@@ -168,11 +168,11 @@ def test_a_chain_is_a_relay_from_agent_to_agent(cell):
     torch.testing.assert_close(out, chain.read(x, before, behind), rtol=1e-6, atol=1e-6)
 
 
-# ------------------------------------------------------------------------------ what is drawn
+# ------------------------------------------------------------------------------ random draws
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_what_was_drawn_is_read_again(name):
+def test_stored_draws_are_replayed(name):
     channel = a_channel(DRAWN[name])
     features, mask, position = some_agents()
     first, drawn, *_ = run(channel, features, mask, position, how="draw")
@@ -185,7 +185,7 @@ def test_what_was_drawn_is_read_again(name):
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_where_nothing_is_drawn_nothing_is_random(name):
+def test_mode_is_deterministic(name):
     channel = a_channel(DRAWN[name])
     features, mask, position = some_agents()
     torch.manual_seed(4)
@@ -194,7 +194,7 @@ def test_where_nothing_is_drawn_nothing_is_random(name):
     assert torch.equal(first, run(channel, features, mask, position, how="mode")[0])
 
 
-def test_a_closed_gate_is_silent_and_an_open_one_is_as_none():
+def test_closed_gate_sends_nothing_and_open_gate_equals_no_gate():
     channel, plain = a_channel(DRAWN["gate"]), a_channel(CommunicationConfig("tarmac"))
     plain.load_state_dict(channel.state_dict(), strict=False)
     features, mask, position = some_agents()
@@ -205,14 +205,14 @@ def test_a_closed_gate_is_silent_and_an_open_one_is_as_none():
     gate[:, 1] = 0
     out = run(channel, features, mask, position, gate)[0]
     changed = torch.where(torch.arange(N).view(N, 1) == 1, 5.0, features)
-    # Nobody else hears what agent 1 has seen; and it still hears the others.
+    # Agent 1's observation does not reach the others. It still receives their messages.
     others = torch.arange(N) != 1
     assert torch.equal(out[:, others], run(channel, changed, mask, position, gate)[0][:, others])
     heard = channel.used_links(mask, Context(drawn=gate))
     assert not heard[:, :, 1].any() and heard[:, 1].sum() == 7 * (N - 1)
 
 
-def test_chances_of_gates_and_lost_links():
+def test_probabilities_of_gates_and_dropped_links():
     channel = a_channel(DRAWN["all"])
     with torch.no_grad():
         channel.gate.weight.zero_(), channel.gate.bias.fill_(math.log(3.0))
@@ -222,7 +222,7 @@ def test_chances_of_gates_and_lost_links():
     assert drawn[..., 1 : 1 + N].mean().item() == pytest.approx(0.6, abs=0.01)
 
 
-def test_symbols_are_drawn_by_their_chance():
+def test_symbols_are_drawn_with_their_probabilities():
     chance = torch.tensor([0.7, 0.2, 0.1])
     torch.manual_seed(0)
     noise = -torch.empty(50_000, 3).exponential_().log()
@@ -234,7 +234,7 @@ def test_symbols_are_drawn_by_their_chance():
     torch.testing.assert_close(message.grad[0], (soft[0, 0] * (torch.eye(3)[0] - soft[0])).detach())
 
 
-def test_bits_are_hard_when_nothing_is_drawn():
+def test_hard_and_soft_bits_by_hand():
     message = torch.tensor([0.5, -2.0])
     assert bits(message, torch.zeros(2), hard=True).tolist() == [1.0, 0.0]
     torch.testing.assert_close(

@@ -1,4 +1,4 @@
-"""Delays of channels: steps one at a time, whom a word reaches and when, deaths and births."""
+"""Delayed channels: sequences and single steps, receivers of messages, deaths and births."""
 
 import pytest
 import torch
@@ -30,19 +30,19 @@ KINDS = {
 
 
 def actor_of(talk, memory="none"):
-    """Three agents, of whom some may be dead."""
+    """Actor of three agents, some of which may be dead."""
     group = TeamSpec.from_env(Arena(1, n_agents=N, lives=2, late_spawn=1)).groups["agents"]
     config = RecurrentNetworkConfig([8], memory=MemoryConfig(memory, size=6), communication=talk)
     torch.manual_seed(0)
     actor = make_actor(group, config)
-    with torch.no_grad():  # an untrained head hardly looks at what it hears
+    with torch.no_grad():  # an untrained head gives messages little weight
         for parameter in actor.parameters():
             parameter.mul_(3)
     return actor
 
 
 def some_steps(batch=4):
-    """Deaths, births and ends of episodes."""
+    """Random steps with deaths, births and ends of episodes."""
     torch.manual_seed(1)
     init = torch.rand(batch, T, N, 1) < 0.2
     init[:, 0] = True
@@ -52,7 +52,7 @@ def some_steps(batch=4):
 
 
 def logits_of(actor, steps, state=None):
-    """Steps one at a time; agents act in each."""
+    """Logits of single steps, and the last state."""
     batch, n_steps = steps["observation"].shape[:2]
     size = state_size(actor)
     state = torch.zeros(batch, N, size) if state is None else state
@@ -68,8 +68,8 @@ def logits_of(actor, steps, state=None):
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("steps", [1, 2, 3])
-def test_a_delay_gives_what_was_heard_so_many_own_steps_ago(steps, masked):
-    """Over a sequence, and from where it stopped, against a list of what each agent heard."""
+def test_delay_returns_message_of_that_many_own_steps_before(steps, masked):
+    """Over a sequence and resumed from its middle, against a list of each agent's messages."""
     data = some_steps()
     x, init, mask = data["observation"], data["is_init"], data["mask"] if masked else None
     delay = make_delay(SEEN, steps)
@@ -97,7 +97,7 @@ def test_a_delay_gives_what_was_heard_so_many_own_steps_ago(steps, masked):
 
 @pytest.mark.parametrize("memory", ["none", "gru"])
 @pytest.mark.parametrize("name", KINDS)
-def test_a_sequence_is_its_steps_one_at_a_time(name, memory):
+def test_sequence_equals_single_steps(name, memory):
     actor, steps = actor_of(KINDS[name], memory), some_steps()
     alone, _ = logits_of(actor, steps)
     hidden = torch.zeros(4, T, N, state_size(actor))
@@ -112,8 +112,8 @@ def test_a_sequence_is_its_steps_one_at_a_time(name, memory):
 
 @pytest.mark.parametrize("delay", [0, 1, 2])
 @pytest.mark.parametrize("kind", ["commnet", "tarmac", "graph"])
-def test_a_word_is_known_so_many_steps_later(kind, delay):
-    """Agent 0 sees something else in step 3: it does so then, the others do later, once."""
+def test_message_arrives_after_the_delay(kind, delay):
+    """Agent 0's observation changes in step 3; the others react once, after the delay."""
     actor = actor_of(CommunicationConfig(kind, message_size=4, delay=delay))
     steps = {
         "observation": torch.randn(1, T, N, SEEN),
@@ -137,8 +137,8 @@ def test_a_word_is_known_so_many_steps_later(kind, delay):
     ("the speaker is born again", [1, 2]),
     ("the episode ends", []),
 ])  # fmt: skip
-def test_who_hears_last_words(event, reached):
-    """Agent 0 speaks in step 3, something happens in step 4, of which step 3 knows nothing."""
+def test_receivers_of_last_message_at_deaths_births_and_resets(event, reached):
+    """Agent 0 sends a message in step 3. The event happens in step 4."""
     actor = actor_of(KINDS["commnet"], "gru")
     steps = {
         "observation": torch.randn(1, 5, N, SEEN),
@@ -163,8 +163,8 @@ def test_who_hears_last_words(event, reached):
     assert [i for i in living if not torch.equal(before[4, i], after[4, i])] == reached
 
 
-def test_an_agent_hears_nobody_who_spoke_before_it_was_born():
-    """Agent 1 is not there in step 0, in which agent 0 speaks; it is born in step 1."""
+def test_messages_from_before_an_agents_birth_are_dropped():
+    """Agent 0 sends a message in step 0. Agent 1 is born in step 1."""
     actor = actor_of(CommunicationConfig("tarmac", message_size=4, delay=1))
     steps = {
         "observation": torch.randn(1, 2, N, SEEN),
@@ -181,12 +181,12 @@ def test_an_agent_hears_nobody_who_spoke_before_it_was_born():
     ({"kind": "bicnet"}, "communication.kind is 'bicnet', whose messages pass along the agents"),
     ({"kind": "tarmac", "rounds": 2}, "communication.rounds is 2: a further round"),
 ], ids=str)  # fmt: skip
-def test_what_has_no_delay(settings, words):
+def test_channels_without_delay_support_raise(settings, words):
     with pytest.raises(ConfigError, match=words):
         Channel(8, CommunicationConfig(**settings, delay=1), n_agents=3)
 
 
-def test_without_delay_nothing_is_carried():
+def test_state_size_with_and_without_delay():
     own = CommunicationConfig("tarmac", message_size=4)
     assert state_size(actor_of(own)) == 0
     assert state_size(actor_of(own, "gru")) == 6

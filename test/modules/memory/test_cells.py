@@ -24,7 +24,7 @@ T, K, R, F, H = 5, 2, 3, 6, 4
 
 
 def drawn(kind, dtype=torch.float64, k=K, seed=0, T=T):
-    """Arguments of one of the operations, some agents forgetting, some waiting."""
+    """Arguments of an operation; some agents are reset and some are masked."""
     torch.manual_seed(seed)
     keep = (torch.rand(T, k, R, 1) > 0.3).to(dtype)
     acts = torch.rand(T, k, R, 1) > 0.3
@@ -61,8 +61,8 @@ def run(function, arguments, weight):
 
 
 @pytest.mark.parametrize("kind", PAIRS)
-def test_autocast_rounds_nothing_within_an_operation(kind):
-    """Graphs record no autocast within it, and must be equal to eager ones to the bit."""
+def test_autocast_does_not_change_an_operation(kind):
+    """Graphs record no autocast inside it and must equal eager results bitwise."""
     operation, arguments = PAIRS[kind][0], drawn(kind, torch.float32)
     expected = operation(*arguments)
     with torch.autocast("cpu", torch.bfloat16):
@@ -75,7 +75,7 @@ def weights_of(output):
 
 @pytest.mark.parametrize("k", [1, 2])
 @pytest.mark.parametrize("kind", PAIRS)
-def test_an_operation_equals_its_loop(kind, k):
+def test_operation_equals_its_loop(kind, k):
     fast, slow = PAIRS[kind]
     arguments = drawn(kind, torch.float32, k)
     (output, gradients), (expected, of_loop) = (run(f, arguments, weights_of) for f in (fast, slow))
@@ -86,8 +86,8 @@ def test_an_operation_equals_its_loop(kind, k):
 
 @pytest.mark.parametrize("n_steps", [1, 7, 8, 9, 19])
 @pytest.mark.parametrize("k", [1, 2])
-def test_a_gru_equals_its_loop_for_any_number_of_steps(k, n_steps):
-    """It prepares eight steps at once."""
+def test_gru_equals_its_loop_for_any_number_of_steps(k, n_steps):
+    """The operation prepares eight steps at once."""
     arguments = drawn("gru", k=k, T=n_steps)
     for everywhere in (arguments, (*arguments[:3], None, *arguments[4:])):
         fast, slow = (run(f, everywhere, weights_of) for f in (gru, gru_loop))
@@ -98,11 +98,11 @@ def test_a_gru_equals_its_loop_for_any_number_of_steps(k, n_steps):
 
 
 @pytest.mark.parametrize("kind", PAIRS)
-def test_gradients_are_right(kind):
+def test_gradients_pass_gradcheck(kind):
     assert torch.autograd.gradcheck(PAIRS[kind][0], drawn(kind), fast_mode=True)
 
 
-def test_a_step_by_hand():
+def test_gru_step_by_hand():
     # r = z = sigma(0) = 1/2, n = tanh(2 * 3 - 5 + 1/2 * 2) = tanh(2), h = n / 2 + 3 / 2.
     x, state, keep = (
         torch.full((1, 1, 1, 1), 2.0),
@@ -119,7 +119,7 @@ def test_a_step_by_hand():
 
 
 @pytest.mark.parametrize(("cell", "of_torch"), [(GRU, nn.GRU), (LSTM, nn.LSTM)])
-def test_cells_reduce_to_those_of_torch(cell, of_torch):
+def test_cells_equal_those_of_torch(cell, of_torch):
     torch.manual_seed(0)
     memory, expected = cell(6, H), of_torch(6, H)
     with torch.no_grad():
@@ -149,7 +149,7 @@ def rows_of(cell, index=(0,), n=2):
 
 @pytest.mark.parametrize("cell", CELLS.values())
 @pytest.mark.parametrize("index", [(0,), (0, 1), (1, 0), (0, 0, 1)])
-def test_a_sequence_is_its_steps(cell, index):
+def test_sequence_equals_single_steps(cell, index):
     memory, x, state, init, mask = rows_of(cell, index, n=max(2, len(index)))
     output, states = memory(x, state, init, mask)
     for t in range(T):
@@ -160,13 +160,13 @@ def test_a_sequence_is_its_steps(cell, index):
 
 
 @pytest.mark.parametrize("cell", CELLS.values())
-def test_who_waits_keeps_its_state_and_who_begins_forgets(cell):
+def test_masked_agents_keep_state_and_new_episodes_reset_it(cell):
     memory, x, state, init, mask = rows_of(cell)
     _, states = memory(x, state, init, mask)
     before = torch.where(init, 0.0, torch.cat([state.unsqueeze(0), states[:-1]]))
     waits = (~mask).expand_as(states)
     assert torch.equal(states[waits], before[waits])
-    # What stood there before an episode began reaches nothing.
+    # The state from before an episode has no effect.
     begun = init[0].squeeze(-1)
     assert bool(begun.any())
     state[begun] += 1
@@ -175,7 +175,7 @@ def test_who_waits_keeps_its_state_and_who_begins_forgets(cell):
 
 
 @pytest.mark.parametrize("cell", CELLS.values())
-def test_who_begins_forgets_in_a_group_without_a_mask(cell):
+def test_new_episodes_reset_state_without_a_mask(cell):
     memory, x, state, init, _ = rows_of(cell)
     assert bool(init[0].any())
     found = remember(memory, x[0], state, init[0], None)
@@ -186,7 +186,7 @@ def test_who_begins_forgets_in_a_group_without_a_mask(cell):
 
 
 @pytest.mark.parametrize("cell", CELLS.values())
-def test_agents_are_rows_of_their_own(cell):
+def test_agents_are_independent_rows(cell):
     memory, x, state, init, mask = rows_of(cell)
     output, states = memory(x, state, init, mask)
     order = [1, 0]
@@ -198,7 +198,7 @@ def test_agents_are_rows_of_their_own(cell):
 
 
 @pytest.mark.parametrize("cell", CELLS.values())
-def test_memory_order_of_the_inputs_does_not_matter(cell):
+def test_memory_layout_of_inputs_has_no_effect(cell):
     def gradients(x):
         x = x.requires_grad_()
         return torch.autograd.grad(memory(x, state, init, mask)[0].sum(), [x, *memory.parameters()])
@@ -211,7 +211,7 @@ def test_memory_order_of_the_inputs_does_not_matter(cell):
 
 
 @pytest.mark.parametrize("cell", CELLS.values())
-def test_networks_of_their_own_are_several_memories(cell):
+def test_separate_networks_equal_one_memory_per_agent(cell):
     memory, x, state, init, mask = rows_of(cell, index=(0, 1))
     output, _ = memory(x, state, init, mask)
     for agent in range(2):
@@ -223,7 +223,7 @@ def test_networks_of_their_own_are_several_memories(cell):
         )
 
 
-def test_layers_read_each_other():
+def test_layers_are_chained():
     torch.manual_seed(0)
     first, second = GRU(6, 4), LSTM(4, 3)
     memory = Layers([first, second])
@@ -236,7 +236,7 @@ def test_layers_read_each_other():
 
 
 @pytest.mark.parametrize("cell", CELLS.values())
-def test_a_graph_does_not_grow_with_the_sequence(cell):
+def test_graph_size_is_independent_of_sequence_length(cell):
     memory = cell(H, H)
 
     def gradient(x, state):
@@ -262,12 +262,12 @@ def test_gradients_under_function_transforms():
     torch.testing.assert_close(of_weight(arguments[4]), expected[2])
 
 
-def test_a_gradient_of_a_grus_gradient():
+def test_second_derivative_of_gru():
     assert torch.autograd.gradgradcheck(gru, drawn("gru"), fast_mode=True)
 
 
 @pytest.mark.parametrize("cell", CELLS.values())
-def test_no_gradient_reaches_the_rollout_that_stored_a_state(cell):
+def test_stored_states_get_no_gradient(cell):
     memory, x, state, init, _ = rows_of(cell)
     state = state.expand(T, *state.shape).clone().requires_grad_()
     rows = [y.movedim(0, -3) for y in (x, state, init)]
@@ -277,7 +277,7 @@ def test_no_gradient_reaches_the_rollout_that_stored_a_state(cell):
     assert torch.autograd.grad(output.sum(), state, allow_unused=True) == (None,)
 
 
-def test_an_odd_lru_is_refused():
+def test_lru_of_odd_size_raises():
     with pytest.raises(ValueError, match="use 6"):
         LRU(4, 5)
 
@@ -292,7 +292,7 @@ def test_min_gru_by_hand():
     assert states.flatten().tolist() == [2.0, 3.0] and output.flatten().tolist() == [1.0, 1.0]
 
 
-def test_maps_of_agents():
+def test_agent_linear_uses_weights_of_each_agent():
     torch.manual_seed(0)
     linear = AgentLinear(3, 2, index=[1, 0, 1])
     x = torch.randn(4, 5, 3, 3)
