@@ -1,4 +1,4 @@
-"""Two tiers of tests, their order and their processes; one thread a process; a key to sign runs."""
+"""Two tiers of tests, their order and processes, one thread per process, a key to sign runs."""
 
 import atexit
 import csv
@@ -15,7 +15,7 @@ os.environ.setdefault("MPLBACKEND", "agg")
 import pytest
 import torch
 
-# What JAX's environments compile runs a few steps only.
+# Compiled JAX environments run a few steps only, so optimization does not pay off.
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
@@ -24,28 +24,28 @@ os.environ.setdefault(
 
 
 def own_folder():
-    """A new folder that goes with the process."""
+    """A new folder that is removed when the process exits."""
     folder = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
-# The key with which runs are signed is the tests' own.
+# The tests sign runs with a key that is not the user's.
 os.environ["XDG_STATE_HOME"] = own_folder()
 
-# What JAX compiles is shared by all processes of the tests; pytest's first one makes the folder.
+# All test processes share JAX's compilation cache; the first pytest process creates it.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = own_folder()
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
-# What calls a compiled graph's kernels runs a few times only.
+# The wrappers of compiled graphs run a few times only.
 os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
 
-# Tests run side by side, so that a second process for compiling takes the time of another test.
+# Tests run in parallel, so a second compile process would take time from another test.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
-# Tracing makes many objects and little garbage: it is looked for less often.
+# Tracing creates many objects and little garbage, so the collector runs less often.
 gc.set_threshold(20_000, 20, 10)
 
 DURATIONS = Path(__file__).with_name("durations.csv")
@@ -60,13 +60,13 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_xdist_auto_num_workers(config):
-    """Takes all cores for a whole tier, and this process alone where files are named."""
+    """Uses all cores for a whole tier, and a single process if files are given."""
     named = list(config.args) != list(config.getini("testpaths"))
     return 0 if named else min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
 
 
 def longest_first(items):
-    """Sorts tests by their durations, so that no process is left with a long one at the end."""
+    """Sorts tests by duration, so that no process starts a long one at the end."""
     with DURATIONS.open(newline="", encoding="utf-8") as file:
         seconds = {row["test"]: float(row["seconds"]) for row in csv.DictReader(file)}
     items.sort(key=lambda item: -seconds.get(item.nodeid.partition("[")[0], 0.0))
@@ -83,7 +83,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    """Says how to run the second tier, where it was left out."""
+    """Prints how to run the second tier if it was deselected."""
     if config.option.markexpr == "not full":
         parts = ", ".join(config.parts)
         terminalreporter.write_line(
@@ -103,7 +103,7 @@ def _one_thread():
 
 @pytest.fixture(autouse=True)
 def _search_of_child_processes(monkeypatch):
-    """The command line sets it for its process, which the tests go on with."""
+    """Restores the variables that the command line sets for its process."""
     for name in ("PYTHONPATH", "PYTHONSAFEPATH"):
         monkeypatch.setenv(name, os.environ.get(name, ""))
         if name not in os.environ or not os.environ[name]:

@@ -2,7 +2,7 @@
 
 Runs both tiers once and writes ``durations.csv``: seconds of a test with all its cases, and the
 parts of the second tier that it belongs to. Tests below 0.1 s are summed per file. The order of
-the tests and the choice of ``.ci/run`` go by this file.
+the tests and the selection of ``.ci/run`` use this file.
 """
 
 import csv
@@ -17,7 +17,7 @@ LEAST = 0.1
 
 
 class Durations:
-    """A plugin of pytest that adds up the seconds of the tests of each file."""
+    """A pytest plugin that sums the durations of each test."""
 
     def __init__(self):
         self.seconds, self.parts = Counter(), {}

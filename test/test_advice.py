@@ -1,4 +1,4 @@
-"""Typical mistakes of newcomers: each gets one sentence that leads to what works."""
+"""Typical mistakes of new users: each raises one sentence with a fix that works."""
 
 import re
 from operator import attrgetter
@@ -34,7 +34,7 @@ def sentence(recipe, *settings):
 
 
 def said_by(capsys, *arguments):
-    """The one line that the command line answers with."""
+    """The single line of error output of the command line."""
     capsys.readouterr()
     assert cli.main(list(arguments)) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -51,28 +51,28 @@ class TestListsOfWords:
             ("[]", []),
         ],
     )
-    def test_one_word_or_words_with_commas_are_a_list(self, text, expected):
+    def test_single_and_comma_separated_values_become_a_list(self, text, expected):
         pytest.importorskip("tensorboard")
         assert load_config(TOY, [f"logging.backends={text}"]).logging.backends == expected
         if "[" not in text:
             given = {"logging": {"backends": text}}
             assert load_config(TOY, given).logging.backends == expected
 
-    def test_other_lists_of_words_take_them_too(self):
+    def test_comma_separated_values_for_another_list_setting(self):
         read = read_config(TOY, ["league.start_with=runs/a, runs/b"])
         assert read.league.start_with == ["runs/a", "runs/b"]
 
-    def test_a_wrong_word_is_named_with_the_right_one(self):
+    def test_misspelled_list_entry_suggests_correction(self):
         assert sentence(TOY, "logging.backends=tensorbord").endswith(
             "did you mean 'tensorboard'? use logging.backends=[tensorboard]."
         )
         assert sentence(TOY, "logging.backends=mlfow").endswith("use logging.backends=[mlflow].")
 
     @pytest.mark.parametrize("text", ["", "a,,b", ",", "[a", "a]", "{a}"])
-    def test_what_is_no_words_is_refused(self, text):
+    def test_malformed_list_is_refused(self, text):
         assert converted(list[str], text) is UNFIT
 
-    def test_numbers_stay_lists_of_numbers(self):
+    def test_single_number_is_no_list_of_integers(self):
         text = sentence(TOY, "learner.actor.num_cells=128")
         assert text.endswith("is 128, expected a list of integers, such as [64, 64].")
 
@@ -105,7 +105,7 @@ class TestSettings:
             (BALANCE, "n_agent", ["env.kwargs.n_agents"]),
         ],
     )
-    def test_an_unknown_one_leads_to_one_of_this_algorithm(self, recipe, given, meant):
+    def test_unknown_key_suggests_setting_of_the_algorithm(self, recipe, given, meant):
         text = sentence(recipe, f"{given}=4")
         assert re.findall(r"'([^']+)'", text.partition("; ")[2]) == meant
         known = load_config(recipe)
@@ -113,7 +113,7 @@ class TestSettings:
             if "kwargs" not in name:
                 attrgetter(name)(known)  # it is there, with this recipe's algorithm
 
-    def test_python_says_the_same(self):
+    def test_unknown_key_in_python_suggests_setting(self):
         with pytest.raises(ConfigError, match="did you mean 'env.num_envs'"):
             torchrl_marl.train(TOY, num_env=4)
 
@@ -132,26 +132,26 @@ class TestAlgorithms:
             ("impala", "learner.algorithm=mappo learner.estimator=vtrace"),
         ],
     )
-    def test_a_name_of_elsewhere_leads_to_what_runs(self, word, settings):
+    def test_algorithm_name_of_other_library_suggests_equivalent(self, word, settings):
         text = sentence(BALANCE, f"learner.algorithm={word}")
         assert text.startswith(f"learner.algorithm is '{word}', expected mappo, ippo, ")
         assert text.endswith(f": use {settings}.")
         window = ["learner.window=20"] if "memory" in settings else []
         load_config(BALANCE, [*settings.split(), *window])
 
-    def test_dqn_is_for_discrete_actions(self):
+    def test_dqn_suggests_iql(self):
         assert sentence(TOY, "learner=dqn").endswith(": use learner.algorithm=iql.")
         load_config(TOY, ["learner.algorithm=iql"])
 
-    def test_a_groups_algorithm_is_named_as_such(self):
+    def test_suggestion_for_algorithm_of_a_group(self):
         text = sentence(TOY, "groups.agents.algorithm=facmac")
         use = "groups.agents.algorithm=maddpg groups.agents.mixer.kind=monotonic"
         assert text.endswith(f": use {use}.")
 
-    def test_no_name_of_elsewhere_is_an_algorithm(self):
+    def test_known_algorithms_have_no_advice(self):
         assert all(ALGORITHMS.advice(name) is None for name in ALGORITHMS.names())
 
-    def test_a_misspelt_one_leads_to_the_right_one(self):
+    def test_misspelled_algorithm_suggests_correction(self):
         text = sentence(TOY, "learner.algorithm=mapo")
         assert text.endswith("did you mean 'mappo'? use learner.algorithm=mappo.")
         text = sentence(TOY, "learner.algorithm=qmixx")
@@ -160,7 +160,7 @@ class TestAlgorithms:
 
 class TestWorlds:
     @pytest.mark.parametrize("word", ["smac", "smax", "SMACv2"])
-    def test_smac_leads_to_smax(self, word):
+    def test_smac_suggests_smax(self, word):
         world = "jaxmarl/HeuristicEnemySMAX"
         assert sentence(TOY, f"env.library={word}").endswith(f"as SMAX: use env={world}.")
         with pytest.raises(ConfigError, match=f"as SMAX: use env={world}"):
@@ -170,7 +170,7 @@ class TestWorlds:
         read = read_config("jaxmarl_smax_3m_mappo", [f"env={world}"])
         assert read == read_config("jaxmarl_smax_3m_mappo")
 
-    def test_others_lead_to_where_they_are(self):
+    def test_other_library_names_suggest_environment(self):
         pytest.importorskip("mpe2")
         text = sentence(TOY, "env.library=mpe")
         assert text.endswith("use env=pettingzoo/mpe2/simple_spread_v3.")
@@ -180,7 +180,7 @@ class TestWorlds:
         assert "foraging/rware-tiny-4ag." in sentence(TOY, "env.library=rware")
         assert "their environments have one agent each" in sentence(TOY, "env.library=gymnasium")
 
-    def test_a_world_by_its_name(self):
+    def test_env_setting_selects_library_and_name(self):
         pytest.importorskip("vmas")
         config = load_config(BALANCE, ["env=vmas/wheel", "env.num_envs=60"])
         assert (config.env.library, config.env.name, config.env.num_envs) == ("vmas", "wheel", 60)
@@ -188,25 +188,25 @@ class TestWorlds:
         assert config == load_config(BALANCE, {"env": {"library": "vmas/wheel", "num_envs": 60}})
         assert load_config(BALANCE, ["env=vmas/balance"]) == load_config(BALANCE)
 
-    def test_a_world_of_another_library_has_its_own_time_limit(self):
+    def test_changed_library_resets_max_steps_and_kwargs(self):
         pytest.importorskip("mpe2")
         config = load_config(TOY, ["env=pettingzoo/mpe2/simple_spread_v3"])
         assert config.env.max_steps is None and config.env.kwargs == {}
         given = ["env=pettingzoo/mpe2/simple_spread_v3", "env.max_steps=7"]
         assert load_config(TOY, given).env.max_steps == 7
 
-    def test_two_worlds_are_refused(self):
+    def test_conflicting_environments_are_refused(self):
         text = sentence(BALANCE, "env=vmas/wheel", "env.name=flocking")
         assert "env.name 'flocking', which are two environments; leave one out" in text
 
-    def test_a_yaml_file_may_name_it_so(self, tmp_path):
+    def test_yaml_file_selects_env_by_library_and_name(self, tmp_path):
         pytest.importorskip("vmas")
         path = tmp_path / "mine.yaml"
         path.write_text("env: vmas/wheel\n", encoding="utf-8")
         env = load_config(path).env
         assert (env.library, env.name, env.max_steps) == ("vmas", "wheel", 100)
 
-    def test_a_module_leads_to_a_world_of_ones_own(self, tmp_path, monkeypatch):
+    def test_module_name_suggests_custom_environment(self, tmp_path, monkeypatch):
         pytest.importorskip("vmas")
         pytest.importorskip("pettingzoo")
         (tmp_path / "my_world.py").write_text("raise SystemExit('imported')\n", encoding="utf-8")
@@ -225,7 +225,7 @@ class TestWorlds:
         assert "a custom environment" not in sentence(BALANCE, "env.name=no_such_module")
 
     @pytest.mark.parametrize("recipe", [TOY, BALANCE])
-    def test_a_text_for_a_number_names_the_argument(self, recipe):
+    def test_text_for_integer_argument_names_the_argument(self, recipe):
         pytest.importorskip("vmas")
         world = {TOY: "toy/arena", BALANCE: "vmas/balance"}[recipe]
         with pytest.raises(ConfigError) as error:
@@ -237,23 +237,23 @@ class TestWorlds:
         assert found and found[1] == "env.kwargs.n_agents"
         assert make_env(world, num_envs=2, n_agents=int(found[2])).batch_size == (2,)
 
-    def test_a_text_for_true_or_false_is_no_longer_true(self):
+    def test_misspelled_boolean_argument_is_refused(self):
         pytest.importorskip("vmas")
         text = sentence("vmas_navigation_mappo", "env.kwargs.shared_rew=fasle")
         assert "env.kwargs.shared_rew is 'fasle', expected true or false" in text
 
-    def test_elsewhere_the_text_is_named_beside_the_librarys_own_words(self):
+    def test_wrong_argument_is_named_with_the_librarys_error(self):
         pytest.importorskip("mpe2")
         with pytest.raises(ConfigError, match=r"cannot be built with env\.kwargs\.N='abc' \("):
             make_env("pettingzoo/mpe2/simple_spread_v3", N="abc", max_cycles=9)
 
 
 class TestOneAgent:
-    """Environments of one agent: of Gymnasium and of TorchRL."""
+    """Single-agent environments of Gymnasium and TorchRL."""
 
     WORDS = "write a team of one as a MarlEnv"
 
-    def test_of_torchrl(self):
+    def test_single_agent_torchrl_env_is_refused(self):
         gymnasium = pytest.importorskip("gymnasium")
         from torchrl.envs import GymEnv, GymWrapper
 
@@ -263,7 +263,7 @@ class TestOneAgent:
                     take(env)
                 assert isinstance(error.value, ValueError)  # as it was
 
-    def test_of_gymnasium(self):
+    def test_single_agent_gymnasium_env_is_refused(self):
         gymnasium = pytest.importorskip("gymnasium")
         env = gymnasium.make("CartPole-v1")
         with pytest.raises(
@@ -277,7 +277,7 @@ class TestOneAgent:
 
 class TestRecipes:
     @pytest.mark.parametrize("given", ["vmas/balance", "balance"])
-    def test_a_world_leads_to_its_recipe(self, given, capsys):
+    def test_environment_instead_of_recipe_suggests_its_recipe(self, given, capsys):
         pytest.importorskip("vmas")
         line = said_by(capsys, "train", given)
         assert line == (
@@ -287,14 +287,14 @@ class TestRecipes:
         with pytest.raises(ConfigError, match="such as vmas_balance_mappo"):
             torchrl_marl.train(given)
 
-    def test_a_world_without_one_leads_to_anothers(self, capsys):
+    def test_environment_without_recipe_suggests_env_override(self, capsys):
         pytest.importorskip("vmas")
         line = said_by(capsys, "train", "vmas/passage")
         assert line.endswith("; add env=vmas/passage to a recipe, such as vmas_balance_mappo.")
         load_config(BALANCE, ["env=vmas/passage"])
         assert "did you mean 'balance'?" in said_by(capsys, "train", "vmas/blance")
 
-    def test_an_algorithm_leads_to_a_recipe(self, capsys):
+    def test_algorithm_instead_of_recipe_suggests_a_recipe(self, capsys):
         line = said_by(capsys, "train", "mappo")
         assert "'mappo' is an algorithm, expected a recipe; use a recipe with it" in line
         assert (
@@ -308,12 +308,12 @@ class TestRecipes:
         assert load_config(name).learner.algorithm == "qmix"
         assert not set(ALGORITHMS.names()) & set(recipe_names())
 
-    def test_an_algorithm_of_elsewhere_too(self):
+    def test_foreign_algorithm_instead_of_recipe_suggests_both(self):
         text = sentence("ppo")
         assert "such as vmas_balance_mappo; PPO for a team is mappo" in text
         assert text.endswith(": use learner.algorithm=mappo with it.")
 
-    def test_behind_a_setting(self, capsys):
+    def test_recipe_after_settings_is_refused(self, capsys):
         line = said_by(capsys, "train", "env.num_envs=4", BALANCE, "seed=1")
         assert line.endswith(f"expected before all settings; use {BALANCE} env.num_envs=4 seed=1.")
         line = said_by(capsys, "tune", "learner.lr=1e-4..1e-3", BALANCE)
@@ -324,7 +324,7 @@ class TestRecipes:
 
 
 class TestLogProbability:
-    """A batch of TorchRL's own, whose log-probability has another key."""
+    """Batches of TorchRL, whose log-probability has another key."""
 
     def ratio(self, key, named=("agents", "action_log_prob")):
         batch = TensorDict({"agents": TensorDict({"action": torch.zeros(2, 3)}, [2, 3])}, [2])
@@ -335,17 +335,17 @@ class TestLogProbability:
         return policy_ratio(actor, batch, action=("agents", "action"), sample_log_prob=named)
 
     @pytest.mark.parametrize("key", [("agents", "sample_log_prob"), "sample_log_prob"])
-    def test_the_error_names_the_key_and_it_works(self, key):
+    def test_error_suggests_log_prob_key_that_works(self, key):
         with pytest.raises(KeyError) as error:
             self.ratio(key)
         assert f"use loss.set_keys(sample_log_prob={key!r})." in error.value.args[0]
         assert self.ratio(key, named=key)[2].shape == (2, 3, 1)
 
-    def test_without_one_the_actor_is_to_write_it(self):
+    def test_missing_log_prob_raises(self):
         with pytest.raises(KeyError, match="let the actor write it"):
             self.ratio(None)
 
-    def test_the_loss_of_a_group_learns_from_it(self):
+    def test_loss_with_set_log_prob_key_is_finite(self):
         env = Arena(4, seed=0)
         group = TeamSpec.from_env(env).groups["agents"]
         actor = make_actor(group)

@@ -1,4 +1,4 @@
-"""A thousand random settings: each is taken, or told in one sentence."""
+"""A thousand random settings: each is accepted, or refused in one sentence."""
 
 import random
 
@@ -141,8 +141,8 @@ def random_text(draw):
     return value if form > 0.98 else f"{draw.choice(KEYS)}={value}"
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyYAML, about what it read
-def test_a_thousand_texts_give_no_traceback(tmp_path):
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyYAML, about invalid input
+def test_random_settings_raise_only_user_errors(tmp_path):
     recipe = tmp_path / "base.yaml"
     recipe.write_text(BASE)
     draw, told = random.Random(0), 0
@@ -175,7 +175,7 @@ def test_a_thousand_texts_give_no_traceback(tmp_path):
         ("x" * 1000 + "=1", "unknown setting 'xxx"),
     ],
 )
-def test_long_and_nested_values_are_told_shortly(text, message, capsys):
+def test_messages_for_long_and_nested_values_are_short(text, message, capsys):
     assert main(["train", "toy_arena_mappo", text]) == 2
     line = capsys.readouterr().err
     assert line.startswith(f"torchrl-marl: error: {message}")
@@ -184,7 +184,7 @@ def test_long_and_nested_values_are_told_shortly(text, message, capsys):
 
 
 @pytest.mark.parametrize("text", ["", "# nothing but a comment\n", "{}\n"])
-def test_an_empty_file_trains_nothing(text, tmp_path):
+def test_empty_recipe_file_is_refused(text, tmp_path):
     path = tmp_path / "empty.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match="holds no settings, expected settings such as 'seed: 0'"):
@@ -192,13 +192,13 @@ def test_an_empty_file_trains_nothing(text, tmp_path):
 
 
 @pytest.mark.parametrize("key", ["foo", "learner.colour", "env.foo", "qwertz.asdf"])
-def test_nothing_is_suggested_where_nothing_is_near(key):
+def test_unknown_key_without_similar_key_has_no_suggestion(key):
     with pytest.raises(ConfigError) as error:
         load_config("toy_arena_mappo", [f"{key}=1"])
     assert str(error.value) == f"unknown setting '{key}'; `torchrl-marl list settings` shows all."
 
 
-def test_worlds_are_listed(capsys):
+def test_list_worlds_prints_environments(capsys):
     assert main(["list", "worlds"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("environments:\n")

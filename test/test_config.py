@@ -1,4 +1,4 @@
-"""Recipes and overrides: what is read, what is saved, and what doors take."""
+"""Recipes and overrides: reading, saving, and the entry points ``train`` and ``iterate``."""
 
 import dataclasses
 import sys
@@ -17,7 +17,7 @@ TOY = "toy_arena_mappo"
 
 
 class TestReading:
-    def test_a_recipe_by_name_by_path_and_by_value_agree(self, tmp_path):
+    def test_recipe_by_name_path_and_value_are_equal(self, tmp_path):
         by_name = load_config(TOY)
         save_config(by_name, tmp_path / "own.yaml")
         assert load_config(tmp_path / "own.yaml") == by_name
@@ -25,7 +25,7 @@ class TestReading:
         assert load_config(by_name) == by_name
         assert load_config(dataclasses.asdict(by_name)) == by_name
 
-    def test_overrides_as_texts_dotted_and_nested_agree(self):
+    def test_text_dotted_and_nested_overrides_are_equal(self):
         texts = load_config(TOY, ["seed=3", "learner.lr=1e-3", "learner.actor.num_cells=[8,16]"])
         dotted = load_config(
             TOY, {"seed": 3, "learner.lr": 1e-3, "learner.actor.num_cells": (8, 16)}
@@ -50,17 +50,17 @@ class TestReading:
         assert config.env.max_steps is None
         assert config.threads == 2
 
-    def test_the_result_is_frozen(self):
+    def test_config_is_frozen(self):
         with pytest.raises(dataclasses.FrozenInstanceError):
             load_config(TOY).seed = 1
 
-    def test_numbers_of_numpy_are_taken(self):
+    def test_numpy_numbers_are_accepted(self):
         np = pytest.importorskip("numpy")
         overrides = {"learner.lr": np.float64(1e-3), "seed": np.int64(2)}
         config = load_config(TOY, overrides)
         assert (config.learner.lr, config.seed) == (1e-3, 2)
 
-    def test_a_setting_may_name_another(self):
+    def test_interpolation_of_another_setting(self):
         assert load_config(TOY, ["logging.project=run_${seed}"]).logging.project == "run_0"
 
     def test_arguments_of_the_scenario_are_merged(self):
@@ -77,21 +77,21 @@ class TestReading:
             (["env.library=toy", "env.name=arena"], {}),
         ],
     )
-    def test_another_scenario_does_not_take_the_arguments_of_the_recipes(self, overrides, kwargs):
+    def test_other_scenario_does_not_inherit_kwargs_of_the_recipe(self, overrides, kwargs):
         pytest.importorskip("vmas")
         assert load_config("vmas_balance_mappo", overrides).env.kwargs == kwargs
 
-    def test_a_yaml_without_a_name_is_called_by_its_file(self, tmp_path):
+    def test_recipe_file_is_named_after_its_file(self, tmp_path):
         (tmp_path / "mine.yaml").write_text("env: {library: toy, name: arena}\nseed: 4\n")
         config = load_config(tmp_path / "mine.yaml")
         assert (config.recipe, config.seed, config.env.name) == ("mine", 4, "arena")
 
-    def test_folders_may_begin_with_the_home_folder(self, monkeypatch):
+    def test_tilde_in_folders_is_expanded(self, monkeypatch):
         monkeypatch.setenv("HOME", "/home/me")
         config = load_config("toy_arena_mappo", ["folder=~/run", "init_from=~/before"])
         assert (config.folder, config.init_from) == ("/home/me/run", "/home/me/before")
 
-    def test_an_own_environment_needs_no_installed_world(self, monkeypatch):
+    def test_custom_environment_does_not_need_the_library(self, monkeypatch):
         def not_installed(*_):
             raise MissingExtraError("VMAS", "vmas")
 
@@ -102,7 +102,7 @@ class TestReading:
 
 
 class TestSaving:
-    def test_a_saved_config_is_complete_explained_and_the_same(self, tmp_path):
+    def test_saved_config_round_trips_with_comments(self, tmp_path):
         config = load_config(
             TOY,
             {
@@ -120,7 +120,7 @@ class TestSaving:
         for setting in explain():
             assert f"{setting.key.rpartition('.')[2]}:" in text
 
-    def test_a_folder_without_settings_is_no_run(self, tmp_path):
+    def test_folder_without_valid_config_is_no_run(self, tmp_path):
         with pytest.raises(CheckpointError, match="is not a run folder: it has no config.yaml"):
             read_run_config(tmp_path)
         with pytest.raises(CheckpointError, match="does not exist"):
@@ -131,7 +131,7 @@ class TestSaving:
 
 
 class TestGroups:
-    def test_a_group_differs_in_what_it_says_and_in_nothing_else(self):
+    def test_group_overrides_change_only_given_settings(self):
         config = load_config(TOY, ["groups.agents.lr=2", "groups.agents.actor.num_cells=[8]"])
         assert config.groups == {"agents": {"lr": 2.0, "actor": {"num_cells": [8]}}}
         learner = override(config, "groups", "agents")
@@ -146,21 +146,21 @@ class TestGroups:
 
 
 class TestHelp:
-    def test_every_setting_is_explained(self):
+    def test_every_setting_has_help(self):
         for setting in explain():
             assert len(setting.help) > 5, setting.key
 
-    def test_values_of_a_recipe(self):
+    def test_explain_shows_values_of_a_recipe(self):
         values = {s.key: s.default for s in explain(read_config(TOY, ["seed=7"]))}
         assert values["seed"] == 7
         assert values["env.name"] == "arena"
         assert "env.kwargs" in values
 
-    def test_the_worlds_that_are_named_are_there(self):
+    def test_listed_toy_environments_exist(self):
         toy = pytest.importorskip("torchrl_marl.envs.toy")
         assert sorted(toy.TOY_ENVS) == sorted(TOY_ENVIRONMENTS)
 
-    def test_the_activations_that_are_named_are_there(self):
+    def test_listed_activations_are_accepted(self):
         bodies = pytest.importorskip("torchrl_marl.modules.bodies")
         for name in bodies.ACTIVATIONS:
             load_config(TOY, [f"learner.actor.activation={name}"])
@@ -184,7 +184,7 @@ class TestDoors:
         monkeypatch.setattr(runs, "draw", lambda folder: None)
         return calls
 
-    def test_train_hands_on_config_and_env(self, trainer, tmp_path):
+    def test_train_passes_config_and_env(self, trainer, tmp_path):
         import torchrl_marl
         from torchrl_marl.envs import toy
 
@@ -195,18 +195,18 @@ class TestDoors:
         assert handed is env
         assert (config.seed, config.learner.lr) == (5, 1e-3)
 
-    def test_env_settings_may_be_given_as_env(self, trainer):
+    def test_train_accepts_env_settings_as_dict(self, trainer):
         runs.train(TOY, env={"num_envs": 4})
         config, handed = trainer[0]
         assert handed is None
         assert config.env.num_envs == 4
 
-    def test_iterate_refuses_at_the_call(self, trainer):
+    def test_iterate_raises_at_the_call(self, trainer):
         with pytest.raises(ConfigError, match="unknown setting 'sed'"):
             runs.iterate(TOY, sed=1)
         assert trainer == []
 
-    def test_the_default_recipe_is_there(self):
+    def test_default_recipe_exists(self):
         assert recipes.DEFAULT_RECIPE in recipe_names()
         assert isinstance(read_config(recipes.DEFAULT_RECIPE), TrainConfig)
         assert Path(recipes.__file__).with_name("configs").is_dir()

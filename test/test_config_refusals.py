@@ -1,4 +1,4 @@
-"""Recipes and overrides: what is refused, and how."""
+"""Recipes and overrides: which ones are refused, and the messages."""
 
 import pytest
 from algorithms import algorithms_with
@@ -34,36 +34,36 @@ class TestUnknown:
             ("groups.agents.actor.activations", "'groups.agents.actor.activation'"),
         ],
     )
-    def test_key(self, key, meant):
+    def test_unknown_key_suggests_correction(self, key, meant):
         text = refusal(f"{key}=1")
         assert text == (
             f"unknown setting '{key}'; did you mean {meant}? "
             "`torchrl-marl list settings` shows all."
         )
 
-    def test_key_inside_a_value(self):
+    def test_key_below_a_value_is_unknown(self):
         assert refusal("seed.x=1").startswith("unknown setting 'seed.x'; did you mean 'seed'?")
 
     @pytest.mark.parametrize("key", ["n_agents", "env.n_agents"])
-    def test_key_that_is_an_argument_of_the_scenario(self, key):
+    def test_scenario_argument_suggests_env_kwargs(self, key):
         pytest.importorskip("vmas")
         text = refusal(f"{key}=4", recipe="vmas_balance_mappo")
         assert "did you mean 'env.kwargs.n_agents'?" in text
 
-    def test_recipe(self):
+    def test_unknown_recipe(self):
         with pytest.raises(ConfigError) as error:
             load_config("vmas_balance_mapo")
         assert str(error.value).startswith(
             "unknown recipe 'vmas_balance_mapo'; did you mean 'vmas_balance_mappo'?"
         )
 
-    def test_file(self, tmp_path):
+    def test_missing_recipe_file(self, tmp_path):
         with pytest.raises(ConfigError, match="is missing, expected a YAML file"):
             load_config(tmp_path / "none.yaml")
         with pytest.raises(ConfigError, match="is a folder, expected a YAML file"):
             load_config(str(tmp_path))
 
-    def test_broken_file(self, tmp_path):
+    def test_invalid_yaml_file(self, tmp_path):
         path = tmp_path / "broken.yaml"
         path.write_text("seed: 1\nenv: {name: [arena\n")
         with pytest.raises(ConfigError, match=r"cannot be read as YAML in line \d") as error:
@@ -73,12 +73,12 @@ class TestUnknown:
         with pytest.raises(ConfigError, match="holds a list, expected settings"):
             load_config(path)
 
-    def test_leftover_argument_of_the_scenario(self):
+    def test_unknown_scenario_argument(self):
         pytest.importorskip("vmas")
         text = refusal("env.kwargs.n_agent=9", recipe="vmas_balance_mappo")
         assert "has no argument 'n_agent'; did you mean 'n_agents'?" in text
 
-    def test_scenario(self):
+    def test_unknown_scenario(self):
         pytest.importorskip("vmas")
         text = refusal("env.name=balanc", recipe="vmas_balance_mappo")
         assert text.startswith("unknown VMAS scenario 'balanc'; did you mean 'balance'?")
@@ -124,18 +124,18 @@ class TestTypes:
             ("a..b=1", "'a..b=1' is not a setting, expected key=value, such as seed=1."),
         ],
     )
-    def test_message(self, override, message):
+    def test_wrong_type_is_refused(self, override, message):
         assert refusal(override) == message
 
-    def test_a_value_that_yaml_cannot_read(self):
+    def test_value_that_yaml_cannot_parse(self):
         text = refusal("learner.actor.num_cells=[64")
         assert text.startswith("learner.actor.num_cells is '[64', expected a YAML value")
 
-    def test_a_value_that_yaml_cannot_hold(self):
+    def test_value_that_yaml_cannot_represent(self):
         text = refusal({"env.kwargs": {"callback": print}})
         assert text.startswith("env.kwargs.callback cannot be read")
 
-    def test_a_setting_that_names_none(self):
+    def test_interpolation_of_unknown_setting(self):
         assert "Interpolation key 'nothing' not found" in refusal("env.name=${nothing}")
 
 
@@ -205,7 +205,7 @@ class TestValues:
             ),
         ],
     )
-    def test_message(self, override, message):
+    def test_invalid_value_is_refused(self, override, message):
         assert refusal(override) == message
 
     @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ class TestValues:
             "groups.agents.bootstrap",
         ],
     )
-    def test_every_choice_is_checked(self, key):
+    def test_invalid_choice_is_refused(self, key):
         text = refusal(f"{key}=none_such")
         assert text.startswith(f"{key} is 'none_such', expected ")
 
@@ -232,21 +232,21 @@ class TestValues:
          "checkpoint.every_iterations=-1", "learner.num_epochs=0", "learner.max_grad_norm=0",
          "learner.value_norm_decay=1", "learner.clip_epsilon=0", "env.max_steps=0"],
     )  # fmt: skip
-    def test_every_range_is_checked(self, override):
+    def test_value_out_of_range_is_refused(self, override):
         assert refusal(override).startswith(override.partition("=")[0] + " is ")
 
-    def test_a_central_critic_needs_the_state_that_it_is_to_see(self):
+    def test_state_critic_without_env_state_is_refused(self):
         pytest.importorskip("vmas")
         text = refusal("learner.central_input=state", recipe="vmas_balance_mappo")
         assert text.endswith("use env.state=observations.")
         load_config("vmas_balance_mappo", ["learner.central_input=state", "env.state=observations"])
 
-    def test_a_missing_backend_names_its_extra(self, monkeypatch):
+    def test_missing_logging_backend_names_its_extra(self, monkeypatch):
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
         with pytest.raises(MissingExtraError, match=r"pip install '\.\[log\]'"):
             load_config(TOY, ["logging.backends=[wandb]"])
 
-    def test_a_cuda_device_that_is_not_there(self, monkeypatch):
+    def test_missing_cuda_device_is_refused(self, monkeypatch):
         torch = pytest.importorskip("torch")
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         config = load_config(TOY, ["device=cuda"])

@@ -1,4 +1,4 @@
-"""The client in C++: compiled, and played against a server behind a port."""
+"""The C++ client, compiled and run against a server on a port."""
 
 import hashlib
 import hmac
@@ -16,7 +16,7 @@ from torchrl_marl.apps.external.server import ActionServer
 FOLDER = Path(__file__).parents[1] / "clients" / "cpp"
 COMPILER = shutil.which("g++")
 
-# What a test says through the header: its bytes of MessagePack, a proof, and every kind of answer.
+# A program that uses the header: hashes, every kind of message, and every kind of answer.
 PROGRAM = r"""
 #include "torchrl_marl_client.hpp"
 #include <cmath>
@@ -78,7 +78,7 @@ def program(tmp_path_factory):
 
 
 def policy(td):
-    """The last legal choice; what is seen, and its square."""
+    """For cats the last legal action; for mice the observation and its square."""
     legal = td["cat", "action_mask"]
     td["cat", "action"] = torch.where(legal, torch.arange(3), -1).amax(-1)
     seen = td["mouse", "observation"]
@@ -102,7 +102,7 @@ def said(program, *arguments):
     return found.stdout.splitlines()
 
 
-def test_its_proof_is_that_of_the_standard_library(program):
+def test_hashes_equal_those_of_hashlib_and_hmac(program):
     expected = []
     for text in (b"", b"abc", b"The quick brown fox jumps over the lazy dog"):
         expected += [
@@ -113,7 +113,7 @@ def test_its_proof_is_that_of_the_standard_library(program):
 
 
 @pytest.mark.parametrize("what", ["play", "break"])
-def test_it_says_what_is_seen_and_reads_what_is_done(program, door, what):
+def test_client_exchanges_observations_and_actions(program, door, what):
     lines = said(program, what, door.port, "secret")
     assert lines == ["cat_0 2", "mouse_0 2 4", "mouse_1 3 9", f"1 4 {2**40}"]
     counts = door.server.counts
@@ -121,12 +121,12 @@ def test_it_says_what_is_seen_and_reads_what_is_done(program, door, what):
     assert counts["truncated"] == counts["refused"] == 0
 
 
-def test_it_raises_what_the_server_says(program, door):
+def test_client_raises_errors_of_the_server(program, door):
     assert "the token is wrong" in said(program, "play", door.port, "guess")[0]
     assert "'mouse_7' is not declared" in said(program, "wrong", door.port, "secret")[-1]
 
 
-def test_the_example_plays(door, tmp_path):
+def test_example_program_finishes_its_episodes(door, tmp_path):
     example = compiled(FOLDER / "example.cpp", tmp_path / "example")
     server = ActionServer(None, lambda td: td.set(("walker", "action"), _towards(td)))
     own = Listener(server)
@@ -135,13 +135,13 @@ def test_the_example_plays(door, tmp_path):
     finally:
         own.close()
     assert [line.split()[:3] for line in lines] == [["episode", str(i), "return"] for i in range(3)]
-    # Who stays where it was loses about 0.6 a step; straight to the middle it takes a few.
+    # An agent that does not move loses about 0.6 per step; moving to the middle takes a few.
     returns = [float(line.split()[3]) for line in lines]
     assert all(-4 <= x < -0.05 for x in returns), returns
     assert server.counts["steps"] == 3 * 25
 
 
 def _towards(td):
-    """To the middle of all, which is a third of the way to both others together."""
+    """Towards the center of all: a third of the summed offsets to the two others."""
     others = td["walker", "observation"][..., 2:].unflatten(-1, (2, 2)).sum(-2) / 3
     return (others / 0.15).clamp(-1, 1)

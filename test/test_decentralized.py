@@ -1,4 +1,4 @@
-"""The tutorial in which every agent is a process of its own."""
+"""The tutorial in which every agent runs in a separate process."""
 
 import importlib.util
 from pathlib import Path
@@ -20,7 +20,7 @@ _spec.loader.exec_module(world)
 
 
 @pytest.mark.parametrize(("kind", "n_agents"), [("tarmac", 2), ("bicnet", 3)])
-def test_processes_do_what_the_team_does(kind, n_agents, tmp_path):
+def test_agents_in_processes_act_as_the_joint_policy(kind, n_agents, tmp_path):
     kwargs = {"n_agents": n_agents, "late_spawn": 1, "years": 2, "action_mask": True}
     talk = {"kind": kind, "gate": True, **({} if kind == "bicnet" else {"rounds": 2})}
     actor = {"communication": talk, "memory": "gru"}

@@ -1,4 +1,4 @@
-"""Drawings of the documentation: as their scripts make them, readable, and with true numbers."""
+"""Drawings of the documentation: up to date, readable, and with correct numbers."""
 
 import re
 import xml.etree.ElementTree as ElementTree
@@ -22,13 +22,13 @@ def drawings(monkeypatch):
     return drawings
 
 
-def test_pictures_are_those_that_the_scripts_draw(drawings):
+def test_stored_pictures_equal_generated_ones(drawings):
     for name, picture in drawings.pictures().items():
         written = (DOCS / "pictures" / name).read_text(encoding="utf-8")
         assert written == picture, "run: python docs/drawings"
 
 
-def test_pictures_are_small_titled_and_colored_by_day_and_by_night(drawings):
+def test_pictures_are_small_titled_and_have_both_color_schemes(drawings):
     space = "{http://www.w3.org/2000/svg}"
     for name, picture in drawings.pictures().items():
         assert len(picture) < 30_000, name
@@ -53,7 +53,7 @@ def test_every_picture_is_on_a_page(drawings):
     assert shown == set(drawings.pictures())
 
 
-def test_the_drawn_credit_is_what_gae_gives(drawings):
+def test_drawn_credit_equals_gae(drawings):
     reward = torch.ones(1, drawings.credit.STEPS, 1, 1)
     last = torch.zeros_like(reward, dtype=torch.bool)
     last[:, -1] = True
@@ -62,7 +62,7 @@ def test_the_drawn_credit_is_what_gae_gives(drawings):
     assert drawings.credit.credit()["team"] == pytest.approx(target[0, 0].item(), rel=1e-6)
 
 
-def test_words_that_would_leave_the_paper_or_their_box_are_refused(drawings):
+def test_text_outside_the_picture_or_its_box_raises(drawings):
     drawing = drawings.Drawing(100, 50, "small")
     with pytest.raises(ValueError, match="would leave the paper"):
         drawing.words(60, 10, "far too long")

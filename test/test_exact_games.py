@@ -19,7 +19,7 @@ def exact_games(monkeypatch):
     return importlib.import_module("exact_games")
 
 
-def test_every_algorithm_of_discrete_actions_plays(exact_games):
+def test_every_algorithm_for_discrete_actions_is_included(exact_games):
     names = {player.algorithm for player in exact_games.players()}
     assert names == set(ALGORITHMS.names()) - {"random"}
 
@@ -32,7 +32,7 @@ def test_every_algorithm_of_discrete_actions_plays(exact_games):
         ("two-step", [[[0, 1], [1, 1], [1, 0]], [[1, 0], [1, 1], [0, 1]]], [7.0, 8.0, 1.0]),
     ],
 )
-def test_each_team_plays_a_game_of_its_own(exact_games, game, acts, earned):
+def test_teams_play_independent_games(exact_games, game, acts, earned):
     payoff, best = exact_games.games()[game]
     assert payoff.max() == best
     world = exact_games.make_world(payoff, 3, 1)
@@ -49,7 +49,7 @@ def test_each_team_plays_a_game_of_its_own(exact_games, game, acts, earned):
 
 
 @pytest.mark.parametrize("name", ["happo", "maddpg", "iql"])
-def test_teams_learn_and_are_measured(exact_games, name):
+def test_play_returns_team_returns_and_seconds(exact_games, name):
     payoff, _ = exact_games.games()["two-step"]
     returns, seconds = exact_games.play(payoff, exact_games.Player(name), n_teams=2, n_batches=3)
     assert set(returns) <= {7.0, 0.0, 1.0, 8.0}
@@ -57,8 +57,8 @@ def test_teams_learn_and_are_measured(exact_games, name):
 
 
 @pytest.mark.parametrize(("weight", "best"), [(0.05, 11.0), (1.0, 5.0)])
-def test_trust_finds_the_best_of_the_climbing_game(exact_games, weight, best):
-    """On uniform data IQL finds it where the weight is below 1/7."""
+def test_small_negative_weight_solves_the_climbing_game(exact_games, weight, best):
+    """On uniform data IQL finds the optimum if the weight is below 1/7."""
     payoff, _ = exact_games.games()["climbing"]
     trusting = exact_games.Player("iql", {"negative_weight": weight})
     returns, _ = exact_games.play(payoff, trusting, n_teams=3, n_batches=50)

@@ -25,7 +25,7 @@ CASES = {
     "league": ("toy_kuhn_ippo", {**POOL, **EPOCHS}),
 }
 QUIET = {"evaluation.episodes": 0, "evaluation.every_frames": None, "logging.progress": False}
-# Settings of a recipe that its example has not; a league cannot do without evaluations.
+# Settings of a recipe that its example lacks; a league needs evaluations.
 MORE = {"league": {"league.opponents": "uniform", "evaluation.episodes": 1}}
 
 
@@ -37,7 +37,7 @@ def load(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_an_example_equals_its_recipe(name, tmp_path, capsys):
+def test_example_equals_its_recipe(name, tmp_path, capsys):
     recipe, sections = CASES[name]
     if recipe.startswith("vmas"):
         pytest.importorskip("vmas")
@@ -67,13 +67,13 @@ def test_an_example_equals_its_recipe(name, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
-def test_an_example_is_short_and_has_a_test(path):
+def test_example_is_short_and_tested(path):
     assert len(path.read_text().splitlines()) <= LONGEST
     assert path.stem in CASES
 
 
 @pytest.mark.runs
-def test_an_example_runs_from_the_command_line(tmp_path):
+def test_example_runs_from_the_command_line(tmp_path):
     pytest.importorskip("vmas")
     small = ["--total-frames", "192", "--frames-per-batch", "192", "--minibatch-size", "96"]
     command = [sys.executable, str(FOLDER / "mappo.py"), *small]

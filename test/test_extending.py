@@ -48,7 +48,7 @@ def as_before():
 
 
 def run_as_module(program, folder):
-    """Runs a program from a file of its own; returns its module and what it printed."""
+    """Runs a program as a module file; returns the module and its printed lines."""
     path, printed = folder / "extending.py", []
     path.write_text(program, encoding="utf-8")
     spec = importlib.util.spec_from_file_location("extending", path)
@@ -59,7 +59,7 @@ def run_as_module(program, folder):
 
 
 def in_world(program, recipe):
-    """The program of the page with another recipe, its run small."""
+    """The program of the page with another recipe and a small run."""
     program = re.sub(r'"toy_[a-z_]+_mappo"', repr(recipe), program)
     start, end = program.rindex("total_frames="), program.rindex(")\nprint(run")
     small = "total_frames=160, frames_per_batch=80, env={'num_envs': 4}, evaluation={'episodes': 4}"
@@ -72,7 +72,7 @@ def in_world(program, recipe):
 @pytest.mark.usefixtures("as_before")
 @pytest.mark.parametrize("recipe", ["vmas_balance_mappo", "toy_arena_mappo"])
 @pytest.mark.parametrize("of", EXAMPLES.values(), ids=EXAMPLES)
-def test_an_example_trains_with_and_without_masks(of, recipe, tmp_path, monkeypatch, capsys):
+def test_example_trains_with_and_without_masks(of, recipe, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     _, printed = run_as_module(in_world(block(of), recipe), tmp_path)
     (folder,) = (tmp_path / "runs").iterdir()
@@ -83,7 +83,7 @@ def test_an_example_trains_with_and_without_masks(of, recipe, tmp_path, monkeypa
 
 
 @pytest.mark.usefixtures("as_before")
-def test_the_way_of_sharing_is_for_either_kind_of_world(tmp_path):
+def test_custom_sharing_works_in_an_environment_without_masks(tmp_path):
     program = block("def halves(").replace(
         "from torchrl_marl.envs.toy import Arena", "from torchrl_marl.envs import VmasEnv"
     )
@@ -93,8 +93,8 @@ def test_the_way_of_sharing_is_for_either_kind_of_world(tmp_path):
 
 
 @pytest.mark.usefixtures("as_before")
-def test_nothing_masked_reaches_the_loss_of_the_algorithm(tmp_path, monkeypatch, capsys):
-    """NaN in every slot of those who do not act: the same loss, and the same gradients."""
+def test_masked_values_have_no_effect_on_loss_and_gradients(tmp_path, monkeypatch, capsys):
+    """With NaN in all masked entries, loss and gradients stay the same."""
     monkeypatch.chdir(tmp_path)
     algorithm = block("class Reinforce(").split("register_algorithm(\n")[0]
     module, _ = run_as_module(algorithm, tmp_path)
@@ -119,7 +119,7 @@ def test_nothing_masked_reaches_the_loss_of_the_algorithm(tmp_path, monkeypatch,
         assert torch.equal(clean, dirty)
 
 
-def test_who_acts_is_a_mask_in_every_world():
+def test_group_mask_with_and_without_mask_key():
     arena, balance = Arena(4, seed=0), VmasEnv("balance", num_envs=4, seed=0)
     masked = TeamSpec.from_env(arena).groups["agents"]
     td = arena.reset()
@@ -131,7 +131,7 @@ def test_who_acts_is_a_mask_in_every_world():
     assert bare.mask(TensorDict({}, [5, 4])).shape == (5, 4, 3)
 
 
-def test_the_mask_leaves_out_stored_players():
+def test_group_mask_excludes_agents_of_stored_policies():
     arena = Arena(4, seed=0)
     group, td = TeamSpec.from_env(arena).groups["agents"], arena.reset()
     learns = torch.tensor([True, False, True, False])[:, None].expand_as(td["agents", "mask"])
@@ -154,8 +154,8 @@ LEAGUE = {"opponents": "uniform", "snapshot_every": 80, "exploiters": 1, "exploi
         ("toy_kuhn_ippo", {"league": LEAGUE}),
     ],
 )
-def test_the_algorithm_goes_with(recipe, settings, tmp_path, monkeypatch, capsys):
-    """Shards and a league with exploiters take it as it is, and resume it."""
+def test_custom_algorithm_trains_and_resumes(recipe, settings, tmp_path, monkeypatch, capsys):
+    """Works with distributed collectors and with a league with exploiters."""
     monkeypatch.chdir(tmp_path)
     run_as_module(block("class Reinforce(").split("run = torchrl_marl")[0], tmp_path)
     small = {"env": {"num_envs": 8}, "frames_per_batch": 80, "evaluation": {"episodes": 4}}
@@ -168,7 +168,7 @@ def test_the_algorithm_goes_with(recipe, settings, tmp_path, monkeypatch, capsys
 
 
 @pytest.mark.usefixtures("as_before")
-def test_an_algorithm_says_why_it_has_no_league(tmp_path, monkeypatch):
+def test_algorithm_without_league_support_states_the_reason(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     program = block("class Reinforce(").split("run = torchrl_marl")[0]
     said = '    learner=f"{__name__}:Reinforce",\n'

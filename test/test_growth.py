@@ -27,7 +27,7 @@ def slope(growth):
 
 @pytest.fixture
 def arguments(growth, tmp_path):
-    """A command line of one sweep with two sizes, and its points' file."""
+    """Parsed arguments of one sweep with two sizes and a file of points."""
 
     def made(*words):
         file = ["--results", str(tmp_path / "points.jsonl"), "--memory", "8"]
@@ -39,7 +39,7 @@ def arguments(growth, tmp_path):
 
 
 class Runs:
-    """Stands for the measuring processes: each gives the next result."""
+    """Replaces the measuring processes: each call returns the next result."""
 
     def __init__(self, *results):
         self.results, self.points = list(results), []
@@ -58,21 +58,21 @@ class Runs:
         ([1, 2, 4, 8], [100, 90, 16, 64], 2.0),  # the lower half does not count
         ([8, 1, 4, 2], [64, 100, 16, 90], 2.0),  # in any order
         ([1, 4, 16, 64, 256], [9, 9, 1, 2, 4], 0.5),  # three of five points
-        ([1, 2, 4, 8], [5, 10, None, 0], 1.0),  # what is not measured or 0 does not count
+        ([1, 2, 4, 8], [5, 10, None, 0], 1.0),  # None and 0 do not count
         ([1, 2, 4], [1, 1, 2], 1.0),  # two of three points
         ([1, 2, 4, 8, 16], [1, 1, 1, 2, 2], 0.5),  # a fit: x -1, 0, 1 and y 0, 1, 1
     ],
 )
-def test_a_slope_is_that_of_the_upper_half(slope, sizes, values, expected):
+def test_slope_is_fitted_to_the_upper_half_of_sizes(slope, sizes, values, expected):
     assert slope(sizes, values) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("sizes", "values"), [([4], [2]), ([], []), ([1, 2], [None, 3])])
-def test_one_point_has_no_slope(slope, sizes, values):
+def test_slope_of_fewer_than_two_points_is_none(slope, sizes, values):
     assert slope(sizes, values) is None
 
 
-def test_points_are_reused(growth, arguments):
+def test_measured_points_are_reused(growth, arguments):
     args, runs = arguments(), Runs()
     first = growth.measure("members", growth.Points(args.results), args, runs)
     again = growth.measure("members", growth.Points(args.results), args, runs)
@@ -81,7 +81,7 @@ def test_points_are_reused(growth, arguments):
     assert [result["values"]["operations"] for _, result in again] == [2, 4]
 
 
-def test_a_stopped_sweep_goes_on(growth, arguments):
+def test_interrupted_sweep_resumes(growth, arguments):
     args, runs = arguments(), Runs()
     growth.measure("members", growth.Points(args.results), args, runs)
     lines = args.results.read_text().splitlines(keepends=True)
@@ -113,7 +113,7 @@ def test_points_of_other_code_or_settings_are_not_reused(growth, arguments, chan
         ("error", [], 3),
     ],
 )
-def test_a_failed_point_is_measured_again_with_more(growth, arguments, failed, option, n_runs):
+def test_failed_point_is_repeated_with_higher_limits(growth, arguments, failed, option, n_runs):
     args, runs = arguments(), Runs({"failed": failed, "message": "no"})
     growth.measure("members", growth.Points(args.results), args, runs)
     args = arguments(*option)
@@ -121,7 +121,7 @@ def test_a_failed_point_is_measured_again_with_more(growth, arguments, failed, o
     assert len(runs.points) == n_runs
 
 
-def test_a_failed_point_is_a_row(growth, arguments):
+def test_failed_point_is_a_row_of_the_table(growth, arguments):
     args = arguments("--members", "1,2,4,8")
     grown = [{"values": {"operations": 5 * n, "kernels": 3}} for n in (1, 2, 4)]
     runs = Runs(*grown, {"failed": "time"})
@@ -146,7 +146,7 @@ def test_a_failed_point_is_a_row(growth, arguments):
         ("raise ValueError('no')", {"failed": "error", "message": "ValueError: no"}),
     ],
 )
-def test_a_process_ends_in_a_result(growth, monkeypatch, tmp_path, program, expected):
+def test_outcome_of_a_process_becomes_a_result(growth, monkeypatch, tmp_path, program, expected):
     script = tmp_path / "point.py"
     script.write_text(program)
     monkeypatch.setattr(growth, "POINTS", script)
@@ -154,8 +154,8 @@ def test_a_process_ends_in_a_result(growth, monkeypatch, tmp_path, program, expe
     assert growth.run_point({"threads": 1, "limit": limit}, str(tmp_path)) == expected
 
 
-def test_a_stopped_script_ends_its_point(tmp_path):
-    """A point that says its id and waits; the script is ended as by ``kill`` or ``timeout``."""
+def test_terminated_script_terminates_its_point(tmp_path):
+    """A point writes its process id and waits; the script gets SIGTERM as from ``kill``."""
     said = tmp_path / "id"
     (tmp_path / "point.py").write_text(
         f"import os, pathlib, time; pathlib.Path({str(said)!r}).write_text(str(os.getpid()))\n"
@@ -185,7 +185,7 @@ def wait_until(condition):
     raise AssertionError("not within a minute")
 
 
-def test_what_does_not_fit_into_memory_says_so(growth, tmp_path):
+def test_point_over_the_memory_limit_fails_with_memory(growth, tmp_path):
     """A limit of 2 GiB, and a buffer of 8 GiB."""
     point = {"sweep": "rows", "scenario": "in memory", "size": 20_000_000, "quick": True}
     settings = {"threads": 1, "seconds": 0.1, "execution": "trace", "limit": 60, "memory": 2}
@@ -203,7 +203,9 @@ def test_what_does_not_fit_into_memory_says_so(growth, tmp_path):
         ("rows", "memory-mapped", {"fill", "add", "sample", "stored"}),
     ],
 )
-def test_a_sweep_is_measured(growth, monkeypatch, tmp_path, capsys, sweep, scenario, measures):
+def test_tiny_sweep_measures_draws_and_prints(
+    growth, monkeypatch, tmp_path, capsys, sweep, scenario, measures
+):
     file = tmp_path / "points.jsonl"
     words = ["growth.py", "--quick", "--sweeps", sweep, "--scenarios", scenario]
     monkeypatch.setattr(sys, "argv", [*words, "--results", str(file)])

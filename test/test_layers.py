@@ -1,4 +1,4 @@
-"""The layers of the package: lower never imports higher, siblings do not import each other."""
+"""Layers of the package: a lower layer never imports a higher one, siblings are independent."""
 
 import ast
 import importlib
@@ -11,7 +11,7 @@ import torchrl_marl
 PACKAGE = Path(torchrl_marl.__file__).parent
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 
-# What stands in one set of a layer may import each other; what stands in two may not.
+# Parts in one set of a layer may import each other; parts in different sets may not.
 LAYERS = [
     [{"_lazy"}, {"errors"}, {"version"}],
     [{"runtime"}, {"settings"}],
@@ -27,7 +27,7 @@ LAYERS = [
     [{"__main__"}],
 ]
 PLACE = {part: (i, j) for i, layer in enumerate(LAYERS) for j, s in enumerate(layer) for part in s}
-# The settings of a component lie beside it, and are read without it.
+# Settings lie beside their component, and are imported without it.
 SETTINGS = {
     "envs.config",
     "envs.libraries",
@@ -43,7 +43,7 @@ SETTINGS = {
     "training.config",
     "training.sections",
 }
-# What they may import besides each other: words that are known without torch.
+# Other modules that they may import: these do not import torch.
 WITHOUT_TORCH = {
     "runtime.import_path",
     "runtime.trust",
@@ -65,7 +65,7 @@ def name_of(path):
 def imports_of(path):
     """Modules of the package that a file imports anywhere, relative to the package.
 
-    What an application returns may be named for type checkers by the core that offers it.
+    Type-checking imports of ``torchrl_marl.apps`` are not counted.
     """
     tree = ast.parse((PACKAGE / path).read_text(encoding="utf-8"))
     unseen = {inner for node in filter(is_for_type_checkers, tree.body) for inner in ast.walk(node)}
@@ -90,9 +90,9 @@ def is_for_type_checkers(node):
 
 
 def run_time_imports_of(path):
-    """Modules of the package that a file imports when it runs, those inside functions included.
+    """Modules of the package that a file imports at run time, also inside functions.
 
-    A name that a folder's ``__init__`` imports late counts as an import of the module it is in.
+    A name that an ``__init__`` imports lazily counts as an import of the module that defines it.
     """
     tree = ast.parse((PACKAGE / path).read_text(encoding="utf-8"))
     unseen = {inner for node in filter(is_for_type_checkers, tree.body) for inner in ast.walk(node)}
@@ -113,7 +113,7 @@ def is_own(module):
 
 
 def late_names(path):
-    """Name -> the module it is in, for the names that a folder's ``__init__`` imports late."""
+    """Name -> defining module, for the names that an ``__init__`` imports lazily."""
     tree = ast.parse((PACKAGE / path).read_text(encoding="utf-8"))
     for block in filter(is_for_type_checkers, tree.body):
         for node in block.body:
@@ -126,7 +126,7 @@ LATE = dict(pair for path in MODULES if path.name == "__init__.py" for pair in l
 
 
 def units_of(importer, imported):
-    """The two files or folders of one folder by which one module imports another, or None."""
+    """The two siblings of the lowest common folder that an import connects, or None."""
     one, other = importer.split("."), imported.split(".")
     shared = next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), None)
     if shared is None:
@@ -135,7 +135,7 @@ def units_of(importer, imported):
 
 
 def circle_of(edges):
-    """One circle of a graph ``{node: set of nodes}``, or None."""
+    """One cycle of a graph ``{node: set of nodes}``, or None."""
     left = {node: set(following) for node, following in edges.items()}
     while ends := {node for node, following in left.items() if not following & left.keys()}:
         left = {node: following for node, following in left.items() if node not in ends}
@@ -155,13 +155,13 @@ def may_import(importer, imported):
     return k < i or (k, m) == (i, j)
 
 
-def test_every_part_has_its_layer():
+def test_every_part_has_a_layer():
     parts = {name_of(path).partition(".")[0] for path in MODULES} - {""}
     assert parts <= set(PLACE)
 
 
 @pytest.mark.parametrize("part", sorted({name_of(path).partition(".")[0] for path in MODULES}))
-def test_imports_go_down(part):
+def test_parts_import_only_lower_layers(part):
     for path in MODULES:
         if name_of(path).partition(".")[0] != part:
             continue
@@ -173,13 +173,13 @@ def test_imports_go_down(part):
                 assert may_import(name_of(path), imported), f"{path} imports {imported}"
 
 
-def test_modules_do_not_import_each_other_in_circles():
+def test_modules_have_no_circular_imports():
     edges = {name_of(path): set(run_time_imports_of(path)) - {""} for path in MODULES}
     assert circle_of(edges) is None
 
 
-def test_folders_do_not_import_each_other_in_circles():
-    """In every folder its files and its folders, each taken as one, import in one direction."""
+def test_folders_have_no_circular_imports():
+    """The files and subfolders of each folder import each other in one direction only."""
     edges = {}
     for path in MODULES:
         for imported in run_time_imports_of(path):
@@ -189,7 +189,7 @@ def test_folders_do_not_import_each_other_in_circles():
     assert circle_of(edges) is None
 
 
-def test_a_circle_is_found():
+def test_circle_of_finds_cycles():
     assert circle_of({"a": {"b"}, "b": {"c"}, "c": set()}) is None
     assert circle_of({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
     assert units_of("modules.stacks.matmul", "modules.stacks.storage") == (
@@ -209,7 +209,7 @@ def test_settings_import_settings_only(name):
         assert imported.rpartition(".")[0] in SETTINGS | WITHOUT_TORCH, f"{name} imports {imported}"
 
 
-def test_the_rule_itself():
+def test_may_import():
     assert may_import("learners.build", "objectives.ppo")
     assert may_import("training.run", "settings.read")
     assert may_import("apps.plotting", "runs")
@@ -226,8 +226,8 @@ def test_the_rule_itself():
 
 
 @pytest.mark.parametrize("path", [path for path in MODULES if path.name == "__init__.py"], ids=str)
-def test_what_type_checkers_see_is_what_is_imported_late(path):
-    """The names under ``TYPE_CHECKING`` and those that ``attach`` finds are the same."""
+def test_type_checking_imports_equal_lazy_imports(path):
+    """The names under ``TYPE_CHECKING`` equal those that ``attach`` resolves."""
     tree = ast.parse((PACKAGE / path).read_text(encoding="utf-8"))
     seen = {
         (node.module.removeprefix("torchrl_marl."), alias.name)
@@ -238,10 +238,10 @@ def test_what_type_checkers_see_is_what_is_imported_late(path):
     }
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     if not seen and not calls:
-        return  # a folder without public names of its own
+        return  # a folder without public names
     (attach,) = [call for call in calls if ast.unparse(call.func) == "attach"]
     prefix = f"{name_of(path)}." if name_of(path) else ""
-    if len(attach.args) == 1:  # it reads them there itself
+    if len(attach.args) == 1:  # attach reads the TYPE_CHECKING block
         package = importlib.import_module(f"torchrl_marl.{name_of(path)}")
         assert package.__all__ == sorted(name for _, name in seen)
         assert all(module.startswith(prefix) for module, _ in seen)

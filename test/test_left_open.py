@@ -1,4 +1,4 @@
-"""What a script leaves open is no matter at the interpreter's end."""
+"""Environments, collectors and runs that a script leaves open do not disturb its exit."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ NEEDS = {"worlds of mpe2 and jaxmarl": ("mpe2", "jaxmarl")}
 
 
 @pytest.mark.parametrize("left", SCRIPTS)
-def test_a_script_that_leaves_it_open_ends_well(left, tmp_path):
+def test_script_with_open_resources_exits_cleanly(left, tmp_path):
     for needed in NEEDS.get(left, ()):
         if importlib.util.find_spec(needed) is None:
             pytest.skip(f"{needed} is not installed")

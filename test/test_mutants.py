@@ -12,7 +12,7 @@ LEAST, LEAST_OF_AREA = 44, 4
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_mutant_applies(mutant):
+def test_mutant_applies(mutant):
     text = (ROOT / mutant.file).read_text(encoding="utf-8")
     wrong = mutant.applied(text)
     assert ast.dump(ast.parse(wrong)) != ast.dump(ast.parse(text))
@@ -21,7 +21,7 @@ def test_a_mutant_applies(mutant):
         assert f"def {name.rpartition('::')[2]}" in (ROOT / path).read_text(encoding="utf-8")
 
 
-def test_an_old_text_is_found_once():
+def test_mutant_requires_exactly_one_match():
     mutant = Mutant("one", "masks", "x.py", old="a + b", new="a - b", tests=())
     assert mutant.applied("c = a + b") == "c = a - b"
     for text in ("c = a - b", "a + b; a + b"):
@@ -29,13 +29,13 @@ def test_an_old_text_is_found_once():
             mutant.applied(text)
 
 
-def test_names_and_numbers():
+def test_mutants_are_unique_and_enough_per_area():
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= LEAST
     assert min(Counter(mutant.area for mutant in MUTANTS).values()) >= LEAST_OF_AREA
 
 
-def test_the_table_says_that_all_are_killed():
-    """Test and seconds of a row are those of the run that wrote it."""
+def test_table_lists_all_mutants_as_killed():
+    """The columns for test and seconds are not compared."""
     text = (HERE / "table.md").read_text(encoding="utf-8")
     written = [line.rpartition("| killed |")[0] for line in text.splitlines()]
     expected = [row(one, Found("killed", "")).rpartition("| killed |")[0] for one in MUTANTS]

@@ -1,4 +1,4 @@
-"""What is installed and shipped: all of the package, without the repository, and cited rightly."""
+"""Packaging: distributions are complete, work without the repository, and cite the version."""
 
 import os
 import re
@@ -39,7 +39,7 @@ def files_of(folder):
 
 
 def run(*command, cwd, **env):
-    """Runs a command without what points into the checkout."""
+    """Runs a command without PYTHONPATH, which points into the checkout."""
     known = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         command, cwd=cwd, env={**known, **env}, capture_output=True, text=True, check=False
@@ -49,7 +49,7 @@ def run(*command, cwd, **env):
 
 
 def extras_in_pages():
-    """The extras that README and docs tell to install."""
+    """The extras in install commands of README and docs."""
     pages = [README, ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
     texts = [page.read_text(encoding="utf-8") for page in pages]
     lists = [re.findall(r"pip install (?:-e )?'\.\[([\w, ]+)\]'", text) for text in texts]
@@ -68,7 +68,7 @@ def linked_from_the_readme():
 
 
 def check_the_description(metadata):
-    """On an index the README has no link that leads nowhere; the Pythons are named."""
+    """The description has no relative links, and the supported Python versions are listed."""
     head, _, text = metadata.partition("\n\n")
     assert "Description-Content-Type: text/markdown" in head
     assert "Requires-Python: >=3.11" in head
@@ -91,8 +91,8 @@ def test_links_of_a_published_readme_lead_to_the_repository(monkeypatch):
     assert "are compiled graphs." in described("").replace("\n", " ")
 
 
-def test_a_source_distribution_gives_a_wheel_that_works_alone(tmp_path):
-    """Sources are packed, a wheel is built of them, and run from an empty folder."""
+def test_wheel_of_the_source_distribution_works_standalone(tmp_path):
+    """Builds an sdist, a wheel from it, and trains with the wheel in an empty folder."""
     pytest.importorskip("setuptools", minversion="77")
     packed, wheels, empty = (tmp_path / name for name in ("packed", "wheels", "empty"))
     empty.mkdir()
@@ -128,7 +128,7 @@ def test_a_source_distribution_gives_a_wheel_that_works_alone(tmp_path):
     run(sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv"), cwd=empty)
     python = tmp_path / "venv" / "bin" / "python"
     run(*pip, "--python", str(python), "install", *alone, str(wheel), cwd=empty)
-    # What it needs is borrowed from here; the package is not, were it installed here, too.
+    # Dependencies come from this environment; the package comes from the wheel in any case.
     where = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=empty)
     borrowed = "import sys; sys.path.append({!r})".format(sysconfig.get_path("purelib"))
     (Path(where.strip()) / "borrowed.pth").write_text(borrowed + "\n")
@@ -138,7 +138,7 @@ def test_a_source_distribution_gives_a_wheel_that_works_alone(tmp_path):
     assert str(tmp_path) in run(python, "-c", asked, cwd=empty)
 
 
-def test_citation_notes_and_page_are_of_this_version():
+def test_citation_changelog_and_docs_state_the_version():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert {"cff-version", "message", "title", "authors"} <= cited.keys()
     assert (cited["cff-version"], cited["type"]) == ("1.2.0", "software")
@@ -152,11 +152,11 @@ def test_citation_notes_and_page_are_of_this_version():
     assert [list(author) for author in cited["authors"]] == [["name"]]
 
 
-def test_the_image_runs_the_readme_s_commands():
-    """Each stage installs the extras, and runs what comes after, of a command of the README."""
+def test_dockerfile_runs_commands_of_the_readme():
+    """Each stage installs the extras and runs the last command of a README block."""
     stages = re.split(r"^FROM ", (ROOT / "Dockerfile").read_text(encoding="utf-8"), flags=re.M)[1:]
     by_name = {stage.splitlines()[0].rpartition(" AS ")[2]: stage for stage in stages}
-    assert list(by_name)[-1] == "train"  # what is built where nothing is asked for
+    assert list(by_name)[-1] == "train"  # the default target
     text = README.read_text(encoding="utf-8")
     for name in ("train", "test"):
         (block,) = re.findall(rf"<!-- {name} -->\n```bash\n(.*?)\n```\n", text, re.S)

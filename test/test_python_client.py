@@ -1,4 +1,4 @@
-"""The Python client: its MessagePack, its size, old Pythons, the page that shows it."""
+"""The Python client: MessagePack, file size, old Python versions, and its page in the docs."""
 
 import ast
 import random
@@ -56,12 +56,12 @@ INTS = (
     ],
     ids=lambda value: None,
 )
-def test_its_messagepack_is_that_of_the_package(value):
+def test_messagepack_agrees_with_msgpack(value):
     assert unpack(msgpack.packb(value)) == (value, len(msgpack.packb(value)))
     assert msgpack.unpackb(pack(value)) == value
 
 
-def test_its_messagepack_on_random_values():
+def test_messagepack_agrees_with_msgpack_on_random_values():
     draw = random.Random(0)
 
     def value(depth):
@@ -83,7 +83,7 @@ def test_its_messagepack_on_random_values():
         assert unpack(msgpack.packb(one))[0] == one == msgpack.unpackb(pack(one))
 
 
-def test_what_an_agent_sees_is_float32_bytes():
+def test_observations_are_packed_as_float32_bytes():
     expected = np.array([1.5, -2.0, 3.0], "<f4").tobytes()
     for seen in (
         [1.5, -2, 3],
@@ -96,12 +96,12 @@ def test_what_an_agent_sees_is_float32_bytes():
     assert msgpack.unpackb(pack({"x": np.float32(1.5), "y": np.int64(3)})) == {"x": 1.5, "y": 3}
 
 
-def test_a_wrong_option_is_named():
+def test_unknown_client_option_raises():
     with pytest.raises(TypeError, match="Client has no patients"):
         Client(patients=3)
 
 
-def test_it_is_one_small_file_for_old_pythons():
+def test_client_is_small_and_runs_on_old_python_versions():
     text = FILE.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 160
     for file in CLIENTS.glob("*.py"):
@@ -132,7 +132,7 @@ def door():
     opened.close()
 
 
-def test_the_page_that_shows_it_plays(door):
+def test_program_of_the_docs_page_runs(door):
     page = (DOCS / "environments" / "external.md").read_text(encoding="utf-8")
     [program] = re.findall(r"^```py\n(.*?)^```", page, re.M | re.S)
     exec(compile(program.replace("port=7777", f"port={door.port}"), "external.md", "exec"), {})
@@ -147,7 +147,7 @@ def old_python():
 
 
 @pytest.mark.skipif(old_python() is None, reason="there is no Python 3.9 here")
-def test_it_plays_on_python_3_9(door):
+def test_client_runs_on_python_3_9(door):
     code = (
         "from torchrl_marl_client import Client\n"
         f"client = Client(port={door.port}, agents={door.server.declared.settings()['agents']})\n"
@@ -163,7 +163,7 @@ def test_it_plays_on_python_3_9(door):
     assert ran.stdout == "{'walker_0': [0.5], 'walker_1': [2.0]}\n", ran.stderr
 
 
-def test_the_module_has_the_docstrings_that_a_reader_needs():
+def test_public_names_have_docstrings():
     for name in ("Client", "pack", "unpack", "numbers"):
         assert getattr(torchrl_marl_client, name).__doc__
     for name in ("begin", "step", "end", "close"):

@@ -1,4 +1,4 @@
-"""What README and docs promise: their Python runs, commands are known, messages and links hold."""
+"""README and docs: Python blocks run, commands parse, messages and links are correct."""
 
 import ast
 import contextlib
@@ -35,7 +35,7 @@ def blocks(language, page):
 
 
 def cases(language):
-    """Pages and numbers of blocks; one that stands on several pages is a case once."""
+    """Pages and block numbers; a block that occurs on several pages is one case."""
     once = {}
     for page in PAGES:
         for i, block in enumerate(blocks(language, page)):
@@ -53,7 +53,7 @@ def commands(page):
 
 
 def comments_of_prints(program):
-    """What stands behind each ``print(...)``, in their order."""
+    """The comments behind each ``print(...)``, in order."""
     lines = program.splitlines()
     return [
         lines[node.end_lineno - 1].partition("#")[2].strip()
@@ -63,7 +63,7 @@ def comments_of_prints(program):
 
 
 def assert_as_said(printed, comment):
-    """Shapes such as ``[64, 10]`` in a comment are those that are printed."""
+    """Checks that shapes such as ``[64, 10]`` in a comment equal the printed ones."""
     said, found = (
         [[int(n) for n in shape.split(",")] for shape in re.findall(r"\[(\d[\d, ]*)\]", text)]
         for text in (comment, printed)
@@ -79,7 +79,7 @@ def assert_as_said(printed, comment):
         assert once == said
 
 
-def test_shapes_in_comments_are_read():
+def test_shapes_in_comments_are_compared():
     assert comments_of_prints("x = 1\nprint(\n    x\n)  # [1, 2]: so\nprint(x)\n") == [
         "[1, 2]: so",
         "",
@@ -98,7 +98,7 @@ def test_shapes_in_comments_are_read():
 
 @pytest.fixture
 def as_before():
-    """What an example registers is forgotten after it, and its module is no more."""
+    """Restores the registries, and removes the module of an example, after a test."""
     with contextlib.ExitStack() as stack:
         for register in (ALGORITHMS, LIBRARIES, BODIES, SHARINGS):
             stack.enter_context(mock.patch.dict(register._known))
@@ -107,7 +107,7 @@ def as_before():
 
 
 def run_as_module(program, path, printed):
-    """Runs a program from a file of its own, which its classes are imported from, and read."""
+    """Runs a program as a module file, so that its classes can be imported."""
     path.write_text(program, encoding="utf-8")
     spec = importlib.util.spec_from_file_location("readme", path)
     module = sys.modules["readme"] = importlib.util.module_from_spec(spec)
@@ -128,7 +128,7 @@ SMALL = {
 @pytest.mark.pages
 @pytest.mark.usefixtures("as_before")
 @pytest.mark.parametrize(("page", "i"), cases("python"))
-def test_python_runs(page, i, tmp_path, monkeypatch, capsys):
+def test_python_blocks_run(page, i, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     program = blocks("python", page)[i]
     small = '"toy_arena' in program and "frames_per_batch" not in program  # batches of 640
@@ -149,20 +149,20 @@ def test_python_runs(page, i, tmp_path, monkeypatch, capsys):
         assert (run / "summary.json").is_file()
 
 
-def test_the_first_example_is_short():
+def test_first_example_of_the_readme_is_short():
     assert len(blocks("python", "README.md")[0].splitlines()) < 15
 
 
 @pytest.mark.pages
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
-def test_commands_are_known(page, tmp_path, monkeypatch):
+def test_documented_commands_parse(page, tmp_path, monkeypatch):
     scenario = tmp_path / "path" / "to" / "scenario.py"
     scenario.parent.mkdir(parents=True)
     scenario.write_text(Path(balance.__file__).read_text())
     (reach,) = (block for block in blocks("python", "README.md") if "class Reach" in block)
     (tmp_path / "reach.py").write_text(reach.partition("\nenv = ")[0])
     for own in ("my_callbacks.py", "other.py", "path/to/my_callbacks.py"):
-        (tmp_path / own).touch()  # which is looked for, but not imported
+        (tmp_path / own).touch()  # must exist, is not imported
     monkeypatch.chdir(tmp_path)
     for command, *rest in commands(page):
         parsed, more = cli.make_parser().parse_known_args([command, *rest])
@@ -173,11 +173,11 @@ def test_commands_are_known(page, tmp_path, monkeypatch):
             load_config(recipes[0] if recipes else "vmas_balance_mappo", settings)
 
 
-def test_there_are_commands():
+def test_pages_have_commands():
     assert len(commands("README.md")) >= 5 and len(commands("docs/runs.md")) >= 15
 
 
-def test_the_picture_is_of_a_command_that_is_known():
+def test_command_of_the_picture_is_valid():
     (command,) = re.findall(r"^`torchrl-marl train (.*)`$", README, re.M)
     recipe, *settings = shlex.split(command)
     assert load_config(recipe, settings).evaluation.gif
@@ -186,7 +186,7 @@ def test_the_picture_is_of_a_command_that_is_known():
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks("console", page)])
-def test_messages_are_those_that_are_given(page, tmp_path, monkeypatch, capsys):
+def test_documented_messages_equal_actual_ones(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     pairs = re.findall(r"^\$ torchrl-marl (.*)\n(.*)\n", "".join(blocks("console", page)), re.M)
     assert pairs
@@ -195,7 +195,7 @@ def test_messages_are_those_that_are_given(page, tmp_path, monkeypatch, capsys):
         assert capsys.readouterr().err.strip() == message
 
 
-def test_there_are_messages():
+def test_errors_page_has_messages():
     assert len(re.findall(r"^\$ ", "".join(blocks("console", "docs/errors.md")), re.M)) >= 5
 
 
@@ -213,7 +213,7 @@ def links(page):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page):
+def test_links_and_anchors_exist(page):
     for link in links(page):
         name, _, anchor = link.partition("#")
         target = (ROOT / page).parent / name if name else ROOT / page
@@ -229,7 +229,7 @@ def linked_from(page):
         yield os.path.relpath(path, ROOT)
 
 
-def test_a_newcomer_reads_a_short_page_that_leads_to_all_others():
+def test_readme_is_short_and_reaches_all_pages():
     assert README.count("\n") <= 110
     reached, left = set(), ["README.md"]
     while left:
@@ -242,7 +242,7 @@ def test_a_newcomer_reads_a_short_page_that_leads_to_all_others():
 
 @pytest.mark.pages
 def test_generated_pages_are_up_to_date():
-    """Otherwise: ``python docs/generate.py``."""
+    """If this fails, run ``python docs/generate.py``."""
     spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
     generate = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(generate)
@@ -268,6 +268,6 @@ def test_every_metric_is_in_the_glossary(tmp_path):
     assert columns <= set(re.findall(r"^\| `(\w+)` \|", tables, re.M))
 
 
-def test_ci_finds_its_command():
+def test_readme_has_the_test_command_of_ci():
     command = README.partition("<!-- test -->")[2].partition("\n```\n")[0].splitlines()[-1]
     assert command.startswith("python3 -m venv") and command.endswith("pytest")

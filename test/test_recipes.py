@@ -1,4 +1,4 @@
-"""Every recipe holds what differs, means what it meant, loads, and runs one iteration."""
+"""Every recipe has no default values, keeps its meaning, loads, and runs one iteration."""
 
 import contextlib
 import functools
@@ -88,7 +88,7 @@ def effective():
 
 
 def golden_text(recipes):
-    """A line a section, so that a change is seen where it is."""
+    """One line per section, so that diffs are readable."""
     blocks = []
     for name, sections in recipes.items():
         lines = [f"    {json.dumps(key)}: {json.dumps(value)}" for key, value in sections.items()]
@@ -119,24 +119,24 @@ def needs(name):
         pytest.skip("needs Isaac Lab; test/envs/test_isaaclab*.py train its recipes")
 
 
-def test_the_recipes_that_are_promised_are_there():
+def test_expected_recipes_exist():
     assert set(recipe_names()) >= EXPECTED
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_effective_settings_of_a_recipe_stay(name):
-    """However little a recipe says, what it means changes on purpose only."""
+def test_effective_settings_of_a_recipe_are_unchanged(name):
+    """Compares all settings of a recipe, defaults included, with the stored ones."""
     kept = json.loads(GOLDEN.read_text())
     now = json.loads(json.dumps(effective()[name]))
     assert now == kept.get(name), f"if this change is meant, write it down: {WRITE}"
 
 
-def test_every_golden_recipe_is_there():
+def test_stored_settings_cover_all_recipes():
     assert list(json.loads(GOLDEN.read_text())) == recipe_names(), f"write it down: {WRITE}"
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_recipe_holds_only_what_differs_and_says_what_it_is(name):
+def test_recipe_has_no_default_values_and_a_comment(name):
     own = settings_of(type(read_config(name).learner))
     known = {f"learner.{key}": setting for key, setting in own.items()}
     known = settings_of(TrainConfig) | known
@@ -145,14 +145,14 @@ def test_recipe_holds_only_what_differs_and_says_what_it_is(name):
     written = flatten(yaml.safe_load(text), stop=known)
     same = [key for key, value in written.items() if value == known[key].default]
     assert same == [], "these are the defaults: leave them out"
-    assert "recipe" not in written  # it is called as its file is
+    assert "recipe" not in written  # the file name is the name
     comments = [line for line in text.splitlines() if line.startswith("# ")]
     assert sum(map(len, comments)) > 50
     assert 5 <= len(text.splitlines()) - len(comments) <= 25
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_recipe_loads_and_its_name_says_what_it_is(name):
+def test_recipe_loads_and_matches_its_name(name):
     needs(name)
     config = load_config(name)
     library, _, rest = name.partition("_")
@@ -175,7 +175,7 @@ def test_recipe_loads_and_its_name_says_what_it_is(name):
 
 
 def short_learner(learner):
-    """What makes a learner of a recipe learn from 40 frames."""
+    """Settings with which the learner of a recipe learns from 40 frames."""
     at_once = isinstance(learner, OnPolicyConfig | ParallelQConfig)
     window = {"window": 10} if getattr(learner, "remembers", False) else {}
     more = {"num_epochs": 2} if at_once else {"learning_starts": 20}
@@ -189,13 +189,13 @@ def unused_port():
 
 
 def clients_of(name, port):
-    """The simulators of a recipe that are clients, playing."""
+    """Running external clients for a recipe that needs them."""
     from external import meeting
 
     return meeting(port, 1, caller="iql" in name) if port else contextlib.nullcontext()
 
 
-# An algorithm, a kind of training and a library each; the second tier trains the others.
+# The first tier trains a selection of algorithms and libraries; the second trains the others.
 FIRST = {
     "pettingzoo_simple_spread_mappo",
     "toy_arena_mappo",
@@ -267,10 +267,10 @@ if __name__ == "__main__":
          {"learner.mixer.kind": "monotonic", "learner.central_input": "team"}),
     ],
 )  # fmt: skip
-def test_another_algorithm_leaves_what_it_does_not_read(recipe, overrides):
+def test_changed_algorithm_ignores_unused_recipe_settings(recipe, overrides):
     load_config(recipe, overrides)
 
 
-def test_pqn_without_a_monotonic_mixer_sees_no_team():
+def test_pqn_refuses_team_input_without_monotonic_mixer():
     with pytest.raises(ConfigError, match="learner.central_input is 'team', which is read only"):
         load_config("vmas_simple_spread_pqn", {"learner.central_input": "team"})

@@ -1,4 +1,4 @@
-"""Old names of settings are understood, and told."""
+"""Old names of settings and modules are accepted with a warning."""
 
 import importlib.util
 import subprocess
@@ -19,14 +19,14 @@ TOLD = r"env\.n_envs was renamed to env\.num_envs"
 
 
 @pytest.mark.parametrize("override", [["env.n_envs=32"], {"env": {"n_envs": 32}}])
-def test_num_envs_was_n_envs(override):
+def test_n_envs_override_warns_and_sets_num_envs(override):
     with pytest.warns(FutureWarning, match=TOLD):
         config = load_config(TOY, override)
     assert config.env.num_envs == 32
     assert config == load_config(TOY, {"env.num_envs": 32})
 
 
-def test_a_recipe_of_the_version_before(tmp_path):
+def test_old_recipe_file_with_n_envs_warns(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("env:\n  library: toy\n  name: arena\n  n_envs: 16\n  state: null\n")
     with pytest.warns(FutureWarning, match=TOLD):
@@ -38,26 +38,26 @@ def test_a_recipe_of_the_version_before(tmp_path):
         )
 
 
-def test_what_a_program_wrote_is_taken_without_a_word(tmp_path):
+def test_saved_config_with_n_envs_does_not_warn(tmp_path):
     (tmp_path / "config.yaml").write_text("env: {library: toy, name: arena, n_envs: 16}\n")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert read_run_config(tmp_path).env.num_envs == 16
 
 
-def test_both_names_are_refused():
+def test_old_and_new_name_together_raise():
     with pytest.raises(ConfigError, match=r"env\.n_envs and env\.num_envs are both given"):
         load_config(TOY, ["env.n_envs=32", "env.num_envs=16"])
 
 
-def test_make_env_takes_the_old_word():
+def test_make_env_accepts_n_envs_with_a_warning():
     with pytest.warns(FutureWarning, match="n_envs was renamed to num_envs"):
         assert make_env("toy/two_step_game", n_envs=3, seed=0).batch_size == (3,)
     with pytest.raises(ConfigError, match="n_envs and num_envs are the same setting"):
         make_env("toy/two_step_game", n_envs=3, num_envs=3)
 
 
-def test_the_command_line_says_it_in_a_line(capsys, tmp_path, monkeypatch):
+def test_command_line_reports_both_names_in_one_line(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["train", TOY, "env.n_envs=32", "env.num_envs=16"]) == 2
     error = capsys.readouterr().err
@@ -66,11 +66,11 @@ def test_the_command_line_says_it_in_a_line(capsys, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("former", sorted(MOVED))
-def test_every_former_name_of_a_module_leads_to_one(former):
+def test_moved_modules_exist(former):
     assert importlib.util.find_spec(f"torchrl_marl.{MOVED[former]}") is not None
 
 
-def test_a_module_under_its_former_name_is_the_same_module():
+def test_old_module_name_imports_the_same_module():
     code = """
 import warnings
 with warnings.catch_warnings(record=True) as said:
@@ -98,7 +98,7 @@ print({str(one.message) for one in said if one.category is FutureWarning})
         ("modules", "RoutedSequential"),
     ],
 )
-def test_a_name_that_has_moved_is_found_with_a_warning(package, name):
+def test_moved_name_is_importable_with_a_warning(package, name):
     found = importlib.import_module(f"torchrl_marl.{package}")
     with pytest.warns(
         FutureWarning, match=rf"{package}\.{name} moved to torchrl_marl\.(apps|contrib)\."

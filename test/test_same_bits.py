@@ -1,4 +1,4 @@
-"""What ``benchmarks/same_bits.py`` compares: leaves of states, their digests, and what differs."""
+"""``benchmarks/same_bits.py``: leaves of states, their digests, and differences."""
 
 import importlib
 import sys
@@ -24,7 +24,7 @@ def state(**more):
     return {"learners": [{"weight": torch.arange(3.0), "lr": 1e-3}], "iteration": 3, **more}
 
 
-def test_a_state_is_flattened():
+def test_leaves_flatten_a_state():
     nested = TensorDict({"a": {"b": torch.zeros(2, 1)}}, batch_size=[2])
     found = dict(
         same_bits_leaves.leaves(state(batch=nested, keys=numpy.array([1, 2]), pair=(None, "x")))
@@ -36,7 +36,7 @@ def test_a_state_is_flattened():
     assert torch.equal(found["keys"], torch.tensor([1, 2])) and found["pair/1"] == "x"
 
 
-def test_times_and_versions_are_left_out():
+def test_leaves_skip_times_and_versions():
     timed = state(seconds=1.0, summary={"frames_per_second": 2, "frames": 8}, made_by={"v": "1"})
     assert set(digests_of(timed)) - set(digests_of(state())) == {"summary/frames"}
 
@@ -52,11 +52,11 @@ def test_times_and_versions_are_left_out():
     ],
     ids=["last bit", "sign of 0", "type", "shape", "list"],
 )
-def test_a_tensor_is_known_by_its_bits(other):
+def test_digest_depends_on_bits_dtype_and_shape(other):
     assert same_bits_leaves.digest(other) != same_bits_leaves.digest(torch.arange(3.0))
 
 
-def test_equal_bits_have_one_digest():
+def test_equal_values_have_equal_digests():
     columns = torch.arange(6.0).reshape(3, 2).t()
     assert same_bits_leaves.digest(columns) == same_bits_leaves.digest(columns.contiguous())
     nan = torch.tensor([torch.nan], dtype=torch.bfloat16)
@@ -67,7 +67,7 @@ def test_equal_bits_have_one_digest():
     )
 
 
-def test_what_differs_is_named():
+def test_differences_name_each_leaf():
     other = state(more=1)
     other["learners"][0]["weight"] = torch.tensor([0.0, 1.0, 2.5])
     del other["iteration"]
@@ -79,7 +79,7 @@ def test_what_differs_is_named():
     assert same_bits_leaves.differences(digests_of(state()), digests_of(state())) == []
 
 
-def test_the_same_bits_under_another_name_are_said_to_be_moved():
+def test_renamed_leaf_with_same_bits_counts_as_moved():
     one, other = state(), state()
     other["round"] = other.pop("iteration")
     assert same_bits_leaves.only_moved(digests_of(one), digests_of(other))
@@ -88,7 +88,7 @@ def test_the_same_bits_under_another_name_are_said_to_be_moved():
     assert not same_bits_leaves.only_moved(digests_of(one), digests_of(one))
 
 
-def test_how_far_leaves_are_apart():
+def test_how_far_reports_differences():
     one = torch.arange(3.0)
     other = one + torch.tensor([0.0, 0.0, 0.5])
     assert same_bits_leaves.how_far(one, other) == "largest difference 0.5, 1 of 3 numbers"
@@ -101,7 +101,7 @@ def test_how_far_leaves_are_apart():
     assert same_bits_leaves.how_far(one, empty) == "largest difference inf, 3 of 3 numbers"
 
 
-def test_a_run_is_its_last_checkpoint_its_tables_and_its_summary(tmp_path):
+def test_leaves_of_a_run_folder(tmp_path):
     (tmp_path / "seed0" / "checkpoints").mkdir(parents=True)
     for number in (1, 2):
         file = tmp_path / "seed0" / "checkpoints" / f"iteration_00000{number}.pt"
@@ -117,7 +117,7 @@ def test_a_run_is_its_last_checkpoint_its_tables_and_its_summary(tmp_path):
     assert found["metrics.csv/0/loss"] == "0.25" and found[f"{last}/iteration"] == 2
 
 
-def test_cases_have_names_of_their_own_and_quick_ones_are_among_them():
+def test_cases_have_unique_names_and_include_quick_ones():
     cases = same_bits_cases.all_cases()
     names = [case.name for case in cases]
     assert len(set(names)) == len({case.stem for case in cases}) == len(cases)
@@ -127,7 +127,7 @@ def test_cases_have_names_of_their_own_and_quick_ones_are_among_them():
     assert kinds >= {"eager", "trace", "compile", "resume", "ranks", "shards", "population"}
 
 
-def test_a_failure_is_told_with_its_side(tmp_path):
+def test_verdict_names_the_failed_side(tmp_path):
     case = same_bits_cases.Case("a/b", "train", "toy_arena_mappo", {})
     sides = [same_bits.Side(name, tmp_path, tmp_path / name) for name in ("base", "head")]
     for side in sides:

@@ -1,4 +1,4 @@
-"""Each page "coming from" has a program of that library, an environment for it, and ours."""
+"""Each "coming from" page has a program of that library, an environment for it, and ours."""
 
 import importlib
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 
-def test_each_program_of_a_page_has_an_environment_to_run_in(monkeypatch):
+def test_coming_from_pages_have_programs_and_environments(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     run = importlib.import_module("side_by_side")
     pages = {file.stem for file in (ROOT / "docs" / "coming_from").glob("*.md")}

@@ -1,4 +1,4 @@
-"""The site: every page is in its menu, it is built without a fault, and its faults are seen."""
+"""The documentation site: its menu, its build, and the checks of its links and reference."""
 
 import json
 import os
@@ -37,11 +37,11 @@ def test_every_page_is_in_the_menu():
 
 
 def written(folder):
-    """When the files of a folder were written."""
+    """Modification times of the files of a folder."""
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_site_is_built(tmp_path):
+def test_site_builds_without_warnings(tmp_path):
     pytest.importorskip("mkdocs")
     folder = tmp_path / "site"
     before = written(DOCS)
@@ -56,7 +56,7 @@ def test_the_site_is_built(tmp_path):
 
 
 def check_the_reference(folder):
-    """Every public name has its place."""
+    """Every public name is on its reference page."""
     from reference import GROUPS, public_names
 
     for place, (_, packages) in GROUPS.items():
@@ -84,7 +84,7 @@ FOUND = {
 
 
 def check_what_is_found(site):
-    """Words that people search for stand in the heading of what answers them, and so come first."""
+    """Common search words stand in the heading of the section that answers them."""
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
     titles = {doc["location"]: doc["title"] for doc in index["docs"]}
     for word, place in FOUND.items():
@@ -92,8 +92,8 @@ def check_what_is_found(site):
         assert any(one.strip("`:,?").startswith(word) for one in words), (word, titles[place])
 
 
-def test_what_people_search_for_is_in_the_menu():
-    """Also before the site is built: the pages are there, under a name that says it."""
+def test_search_words_are_in_the_menu():
+    """The menu entries of these pages contain the words; needs no build."""
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
     (how_to,) = (part["How to"] for part in nav if "How to" in part)
     named = {page: name for one in how_to if isinstance(one, dict) for name, page in one.items()}
@@ -111,7 +111,7 @@ def test_what_people_search_for_is_in_the_menu():
         assert word in named[page].lower()
 
 
-def test_each_setting_has_an_anchor_and_each_section_a_place_in_the_contents():
+def test_settings_have_anchors_and_sections_are_in_the_contents():
     text = (DOCS / "settings.md").read_text(encoding="utf-8")
     ids = re.findall(r'^\| <a id="([^"]+)"></a>`', text, re.M)
     assert len(ids) == len(set(ids)) == len(re.findall(r"^\| (?!setting|---).*`", text, re.M))
@@ -121,8 +121,8 @@ def test_each_setting_has_an_anchor_and_each_section_a_place_in_the_contents():
     assert listed == sections and "`logging`" in sections
 
 
-def test_formulas_have_a_font_that_is_made_for_them():
-    """One of each system, and that of DejaVu, before what a browser may take for `math`."""
+def test_formulas_use_a_math_font():
+    """Fonts of each system and DejaVu's come before the generic family `math`."""
     css = (DOCS / "theme" / "site.css").read_text(encoding="utf-8")
     (fonts,) = re.findall(r"^math \{\s+font-family:(.*?);", css, re.M | re.S)
     order = [font.strip().strip('"') for font in fonts.split(",")]
@@ -130,7 +130,7 @@ def test_formulas_have_a_font_that_is_made_for_them():
     assert order.index("DejaVu Math TeX Gyre") < order.index("math") < order.index("serif")
 
 
-def test_the_cpu_build_stands_before_the_package():
+def test_cpu_build_of_torch_is_installed_first():
     for page in (ROOT / "README.md", DOCS / "index.md"):
         text = page.read_text(encoding="utf-8")
         cpu = text.index("pip install torch --index-url https://download.pytorch.org/whl/cpu")
@@ -138,7 +138,7 @@ def test_the_cpu_build_stands_before_the_package():
 
 
 def check_what_lies_beside_docs(site):
-    """What pages link to outside docs is taken in: texts, notebooks, folders."""
+    """Linked files outside docs are part of the site: texts, notebooks, folders."""
     recipe = site / "repository" / "torchrl_marl" / "configs" / "vmas_balance_mappo.yaml.html"
     assert "vmas_balance_mappo.yaml" in recipe.read_text(encoding="utf-8")
     tutorial = (site / "repository/tutorials/01_first_run.ipynb.html").read_text(encoding="utf-8")
@@ -147,7 +147,7 @@ def check_what_lies_beside_docs(site):
     assert 'href="repository/benchmarks/index.html"' in results
 
 
-def test_links_are_led_into_the_site():
+def test_links_to_repository_files_are_rewritten():
     repository = pytest.importorskip("repository", reason="mkdocs is not installed")
     text = (
         "[a](../README.md#run) [b](runs.md) [c](https://x.org/y.md)\n```\n[d](../README.md)\n```\n"
@@ -161,7 +161,7 @@ def test_links_are_led_into_the_site():
     )
 
 
-def test_dead_links_anchors_and_what_is_loaded_from_elsewhere_are_seen():
+def test_dead_links_and_external_resources_are_reported():
     checked = pytest.importorskip("checked", reason="mkdocs is not installed")
     one = '<h2 id="top">A</h2><a href="two.html#here">x</a><a href="#top">y</a><a href="gone.html">'
     two = '<h2 id="there">B</h2><script src="https://cdn.org/x.js"></script><img src="p.png">'
@@ -209,7 +209,7 @@ def test_formulas_become_mathml(caplog):
     assert r"\nothing" in caplog.text
 
 
-def test_functions_in_formulas_stand_apart():
+def test_functions_in_formulas_are_spaced():
     formulas = pytest.importorskip("formulas", reason="mkdocs is not installed")
 
     def drawn(formula):
@@ -229,14 +229,14 @@ def test_every_public_name_has_a_docstring_and_a_page():
 
 
 def imported(text):
-    """What a page or a notebook imports from this package: modules and names."""
+    """Modules and names that a page or notebook imports from this package."""
     pattern = r"^[ >\".]*from (torchrl_marl(?:\.\w+)*) import (\([^)]*\)|[^\\\n#]+)"
     for module, names in re.findall(pattern, text, re.M):
         for name in re.findall(r"\w+", names.replace("\\n", " ")):
             yield module, name
 
 
-def test_what_pages_import_is_in_the_reference():
+def test_names_imported_in_pages_are_in_the_reference():
     reference = pytest.importorskip("reference", reason="mkdocs is not installed")
     pages = [ROOT / "README.md", *DOCS.rglob("*.md"), *ROOT.glob("tutorials/*.ipynb")]
     names = {one for page in pages for one in imported(page.read_text(encoding="utf-8"))}
@@ -252,7 +252,7 @@ def test_what_pages_import_is_in_the_reference():
     assert top <= set(places)
 
 
-def test_a_name_is_shown_once_and_found_by_all_its_names():
+def test_name_is_shown_once_and_linked_by_all_its_paths():
     pytest.importorskip("mkdocs", reason="mkdocs is not installed")
     from docstrings import known_names
     from reference import GROUPS, overview, public_names
@@ -268,7 +268,7 @@ def test_a_name_is_shown_once_and_found_by_all_its_names():
     assert [first.count(f"[`{name}`]") for name in ("train", "training.train")] == [1, 1]
 
 
-def test_a_public_name_without_a_docstring_is_seen(monkeypatch, tmp_path):
+def test_missing_docstring_of_public_name_is_reported(monkeypatch, tmp_path):
     reference = pytest.importorskip("reference", reason="mkdocs is not installed")
     package = tmp_path / "torchrl_marl" / "new"
     package.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The two tiers: every part is known to the automatic run, which reaches all of them in time."""
+"""The two tiers: CI knows every part of the second tier, and reaches all of them in time."""
 
 import importlib.util
 import tomllib
@@ -30,24 +30,24 @@ def test_every_marker_is_a_part():
     assert {x.partition(":")[0] for x in markers if ": part" in x} == PARTS
 
 
-def test_parts_that_a_change_touches_come_first(cost):
+def test_parts_touched_by_a_change_run_first(cost):
     record = dict.fromkeys(PARTS, 0) | {"ray": 9, "tutorials": 9, "browser": 9}
     changed = ["torchrl_marl/collectors/ray.py", "test/test_browser.py"]
     assert second_tier.choose(record, changed, START + 2 * 130.0) == ["browser", "ray"]
 
 
-def test_then_come_those_that_ran_longest_ago(cost):
+def test_parts_not_run_for_longest_run_next(cost):
     record = {part: 10 + i for i, part in enumerate(sorted(PARTS))} | {"wheel": 1, "pages": 2}
     assert second_tier.choose(record, [], START + 3 * 130.0) == ["wheel", "pages", "browser"]
 
 
-def test_a_part_that_does_not_fit_gives_way_to_the_next(cost):
+def test_part_over_the_time_budget_is_skipped(cost):
     cost["browser"] = 1000.0
     assert "browser" not in second_tier.choose(dict.fromkeys(PARTS, 0), [], START + 260.0)
 
 
 def test_every_part_runs_within_five_landings(cost):
-    """In a fifth of the time that all parts take, with the same part touched every time."""
+    """Each landing has a fifth of the total time, and touches the same part."""
     record, ran = dict.fromkeys(PARTS, 0), set()
     for landing in range(1, 6):
         seconds = START + 130.0 * (len(PARTS) // 5 + 2)
@@ -57,7 +57,7 @@ def test_every_part_runs_within_five_landings(cost):
     assert ran == PARTS
 
 
-def test_the_record_is_read_as_it_was_written(tmp_path):
+def test_record_round_trips(tmp_path):
     path = tmp_path / "record.csv"
     path.write_text("part,commits,day\nray,3,2026-01-01\n", encoding="utf-8")
     second_tier.write_record(path, ["pages", "wheel"], 7)

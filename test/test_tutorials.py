@@ -1,4 +1,4 @@
-"""Every tutorial runs from its first cell to its last, and is kept as it ran."""
+"""Every tutorial runs from its first to its last cell, and its stored outputs are current."""
 
 import importlib.util
 import re
@@ -25,7 +25,7 @@ _spec = importlib.util.spec_from_file_location("run", FOLDER / "run.py")
 run = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(run)
 SECTIONS = ("## What you will learn", "## Conclusion", "## Further reading")
-# Where and by whom a tutorial was run is nobody's business.
+# Outputs must not show paths of the machine that ran them.
 MACHINE = re.compile(r"/(?:tmp|home|root|Users|work)/|site-packages|[A-Z]:\\\\")
 
 
@@ -41,7 +41,7 @@ def texts_of(output):
             yield value
 
 
-def test_there_are_tutorials():
+def test_expected_tutorials_exist():
     assert [path.stem for path in TUTORIALS] == [
         "00_hosted",
         "01_first_run",
@@ -57,7 +57,7 @@ def test_there_are_tutorials():
 
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
-def test_tutorial_is_kept_as_it_ran(path):
+def test_stored_tutorial_is_complete_and_without_errors(path):
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
@@ -79,21 +79,21 @@ def test_tutorial_is_kept_as_it_ran(path):
 
 
 def shown_of(notebook):
-    """What each cell shows, without its numbers: kinds of pictures, and words."""
+    """Output types and text of each cell, without numbers."""
     shown = []
     for cell in notebook.cells:
         if cell.cell_type == "code":
             kinds = [sorted(output.get("data", {})) for output in cell.outputs]
-            # A line may come in one piece or in several, as the kernel happens to send it.
+            # The kernel may send a line in one piece or in several.
             text = "".join(text for output in cell.outputs for text in texts_of(output))
             shown.append(([kind for kind in kinds if kind], words(text)))
     return shown
 
 
 def words(text):
-    """A text without numbers, lines and columns, which a machine or another draw may change."""
+    """A text without numbers, line breaks and columns, which may differ between machines."""
     text = re.sub(r"device: (cpu|cuda)", "device", text)
-    # A third is no whole batches; and whether two means differ by chance is a matter of numbers.
+    # These hints depend on the shortened number of frames and on random results.
     text = re.sub(r"torchrl_marl: (total_frames is|the most likely actions earn) .*", "", text)
     text = re.sub(r"findfont: .*\n|Matplotlib is building the font cache.*\n", "", text)
     text = re.sub(r"0x[0-9a-f]+", "#", text)
@@ -101,7 +101,7 @@ def words(text):
     return re.sub(r"[-=\s]+|(?<=#)[,. ]+(?=#)", " ", text).strip()
 
 
-def test_numbers_do_not_count_and_words_do():
+def test_words_ignores_numbers_only():
     assert words("return  -1.5e-3\n   2,048 frames") == words("return 7\n 12 frames")
     assert words("tensor([1., -2.])") == words("tensor([0.5000, 3.])")
     assert words("trained 3 agents") != words("trained 3 groups")
@@ -110,7 +110,7 @@ def test_numbers_do_not_count_and_words_do():
 
 @pytest.fixture(scope="module")
 def kernel():
-    """What imports torch once for all tutorials, each of which begins with an empty one."""
+    """A kernel that imports torch once for all tutorials; each starts with empty variables."""
     manager = run.AsyncKernelManager(kernel_name="python3")
     yield manager
     if manager.has_kernel:
@@ -118,12 +118,13 @@ def kernel():
 
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
-def test_tutorial_prints_what_is_stored(path, tmp_path, kernel):
-    """Long trainings are shorter here, but where what they reach is asserted: it is numbers,
-    which do not count."""
+def test_tutorial_output_equals_stored_output(path, tmp_path, kernel):
+    """Long trainings are shortened, except if a tutorial asserts their results.
+
+    Numbers in the outputs are not compared."""
     text = path.read_text(encoding="utf-8")
     asserts = "assert returns[" in text.replace("\\", "")
-    # What changes loggers for good has a kernel of its own.
+    # A tutorial that changes loggers needs a separate kernel.
     shared = None if "import logging" in text else kernel
     notebook = run.execute(path, tmp_path, shorter=not asserts, kernel=shared)
     for output in outputs_of(notebook):

@@ -1,4 +1,4 @@
-"""Settings that nothing reads: refused where they are set, dropped where a recipe had them."""
+"""Unused settings: refused if they are given, dropped if they come from the recipe."""
 
 import dataclasses
 
@@ -61,7 +61,7 @@ def refusal(recipe, *texts):
         ),
     ],
 )
-def test_a_setting_that_nothing_reads_is_refused(recipe, texts, where):
+def test_unused_setting_is_refused(recipe, texts, where):
     text = refusal(recipe, *texts)
     assert "which is read only where " in text
     assert where in text
@@ -70,7 +70,7 @@ def test_a_setting_that_nothing_reads_is_refused(recipe, texts, where):
     assert any(given.startswith(f"{key}=") for given in texts)
 
 
-def test_sharing_index_names_its_sharing():
+def test_message_for_sharing_index_names_sharing_index():
     assert "sharing=index" in refusal(TOY, "learner.actor.sharing_index=[0,0,1,1]")
 
 
@@ -89,7 +89,7 @@ def test_sharing_index_names_its_sharing():
                 "learner.actor.agent_id_size=4",
             ],
         ),
-        # As the config.yaml of a run has them, once its clusters are found.
+        # The config.yaml of a run has these once its clusters are found.
         (
             TOY,
             [
@@ -98,7 +98,7 @@ def test_sharing_index_names_its_sharing():
                 "learner.actor.sharing_index=[0,0,1,2]",
             ],
         ),
-        # The group reads what stands under learner.
+        # The group reads the settings under learner.
         (TOY, ["learner.algorithm=random", "learner.lr=1", "groups.agents.algorithm=mappo"]),
         (
             TOY,
@@ -108,18 +108,18 @@ def test_sharing_index_names_its_sharing():
                 "groups.agents.algorithm=mappo",
             ],
         ),
-        # A group that plays at random takes over what it does not read.
+        # A group of random policies inherits settings that it does not read.
         (TOY, ["groups.agents.algorithm=random", "learner.lr=1"]),
     ],
 )
-def test_what_is_read_is_taken_and_read_back(recipe, texts, tmp_path):
+def test_used_settings_are_accepted_and_round_trip(recipe, texts, tmp_path):
     config = load_config(recipe, texts)
     assert unread(config) == {}
     save_config(config, tmp_path / "config.yaml")
     assert load_config(tmp_path / "config.yaml") == config
 
 
-def test_defaults_are_taken_where_nothing_reads_them():
+def test_unused_settings_with_default_values_are_accepted():
     keys = ["env.workers", "env.worker_timeout", "env.info", "env.restart_workers"]
     keys += ["learner.central_input", "learner.actor.mask_ratio", "learner.critic.n_clusters"]
     defaults = {key: settings_of(TrainConfig)[key].default for key in keys}
@@ -128,14 +128,14 @@ def test_defaults_are_taken_where_nothing_reads_them():
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_no_recipe_sets_what_it_does_not_read(name):
+def test_recipe_has_no_unused_settings(name):
     assert unread(read_config(name)) == {}
 
 
 class TestSwitching:
-    """What a recipe sets goes when the command line chooses something that does not read it."""
+    """Settings of a recipe are dropped if an override makes them unused."""
 
-    def test_the_algorithm(self):
+    def test_changed_algorithm_drops_unused_settings(self):
         config = load_config(SMAX, ["learner.algorithm=ippo"])
         assert config.learner.central_input == "observations"
         assert config.learner.entropy_schedule == "linear"
@@ -143,7 +143,7 @@ class TestSwitching:
             load_config(SMAX).learner, algorithm="ippo", central_input="observations"
         )
 
-    def test_the_library(self):
+    def test_changed_library_drops_unused_settings(self):
         config = load_config(
             "pettingzoo_connect_four_ippo", ["env.library=toy", "env.name=nim", "env.max_steps=9"]
         )
@@ -153,16 +153,16 @@ class TestSwitching:
         )
         assert config.env.state is None
 
-    def test_the_world_drops_the_names_of_its_agents(self):
+    def test_changed_environment_drops_group_map(self):
         pytest.importorskip("vmas")
         assert load_config("vmas_football_mappo").env.group_map
         assert load_config("vmas_football_mappo", ["env.name=wheel"]).env.group_map == {}
 
-    def test_to_random_players(self):
+    def test_random_algorithm_drops_unused_settings(self):
         config = load_config(TOY, ["learner.algorithm=random"])
         assert unread(config) == {}
 
-    def test_a_group_of_a_recipe(self, tmp_path):
+    def test_changed_algorithm_drops_unused_settings_of_groups(self, tmp_path):
         path = tmp_path / "mine.yaml"
         path.write_text(
             "env: {library: toy, name: arena}\ngroups: {agents: {central_input: team, lr: 0.5}}\n"
@@ -170,14 +170,14 @@ class TestSwitching:
         assert load_config(path).groups == {"agents": {"central_input": "team", "lr": 0.5}}
         assert load_config(path, ["learner.algorithm=ippo"]).groups == {"agents": {"lr": 0.5}}
 
-    def test_not_what_the_recipe_itself_does_not_read(self, tmp_path):
+    def test_setting_unused_by_the_recipe_itself_is_refused(self, tmp_path):
         path = tmp_path / "mine.yaml"
         path.write_text("env: {library: toy, name: arena, workers: 2}\n")
         assert refusal(path).startswith("env.workers is 2")
         assert refusal(path, "seed=1").startswith("env.workers is 2")
 
 
-def test_settings_beside_an_environment_that_is_built_are_refused():
+def test_env_settings_with_an_environment_object_are_refused():
     import torchrl_marl
     from torchrl_marl.envs.toy import Arena
 
@@ -189,8 +189,8 @@ def test_settings_beside_an_environment_that_is_built_are_refused():
     ("name", "kwargs"),
     [("vmas/dropout", None), ("pettingzoo/gymnasium_robotics/Ant", {"agent_conf": "2x4"})],
 )
-def test_discrete_actions_of_a_world_that_has_none(name, kwargs):
-    """VMAS has both; Ant has joints only."""
+def test_discrete_actions_of_continuous_environment_are_refused(name, kwargs):
+    """VMAS supports both; Ant has continuous actions only."""
     from torchrl_marl.envs import make_env
 
     if kwargs is None:

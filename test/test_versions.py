@@ -1,4 +1,4 @@
-"""The script that tests versions of Python and torch: what it runs, records and shows."""
+"""``.ci/versions.py``, which tests versions of Python and torch: commands, records, messages."""
 
 import importlib.util
 import runpy
@@ -16,7 +16,7 @@ SPEC.loader.exec_module(versions)
 
 
 def pair(tmp_path, **ends):
-    """A pair whose commands end with a status and a text on stderr, by a word in the command."""
+    """A pair with fake commands; a word in the command selects the exit status and stderr."""
     made = versions.Pair("3.12", "2.13.0", tmp_path, tmp_path / "package.whl")
 
     def shell(environment, command):
@@ -33,7 +33,7 @@ def test_every_extra_has_commands(monkeypatch):
     assert set(versions.EXTRAS) == set(extras) - {"docs", "test", "all"}
 
 
-def test_a_missing_extra_is_named_in_the_last_line(tmp_path):
+def test_missing_extra_must_be_named_in_the_last_line(tmp_path):
     sentence = "torchrl-marl: error: optuna is not installed; run: pip install '.[tune]' in x\n"
     pair(tmp_path, tune=(2, f"a warning\n{sentence}")).refuses("tune")
     for end in ((0, ""), (1, f"Traceback (most recent call last)\n{sentence}"), (2, "error: no\n")):
@@ -44,7 +44,7 @@ def test_a_missing_extra_is_named_in_the_last_line(tmp_path):
     pair(tmp_path, ARGCOMPLETE=(1, "")).refuses("completion")
 
 
-def test_the_first_failure_is_recorded_and_the_next_part_is_tested(tmp_path, monkeypatch):
+def test_failure_is_recorded_and_the_next_part_is_tested(tmp_path, monkeypatch):
     monkeypatch.setattr(versions, "RECORD", tmp_path / "versions.csv")
     no_compiler = (2, "a warning\ntorchrl-marl: error: no compiler\n")
     made = pair(tmp_path, compile=no_compiler, run=(0, ""), tune=(0, ""))
@@ -60,7 +60,7 @@ def test_the_first_failure_is_recorded_and_the_next_part_is_tested(tmp_path, mon
     }
 
 
-def test_results_are_kept_in_order_and_replaced(tmp_path, monkeypatch):
+def test_recorded_results_are_sorted_and_replaced(tmp_path, monkeypatch):
     monkeypatch.setattr(versions, "RECORD", tmp_path / "versions.csv")
     for python, part, result in (
         ("3.12", "vmas", "failed: x"),

@@ -1,4 +1,4 @@
-"""How much code a run goes through, held by budgets that only ever fall.
+"""Budgets for the amount of code that runs execute and load; budgets may only fall.
 
 ``python test/test_walk.py`` prints the numbers, and the files that an iteration enters.
 """
@@ -18,7 +18,7 @@ from test_layers import MODULES, NAMES, PACKAGE, name_of, run_time_imports_of
 
 pytestmark = pytest.mark.wheel
 
-BUDGETS = {  # today's numbers; beside them what was asked for
+BUDGETS = {  # the current numbers; comments have the requested ones
     "files that an iteration of MAPPO enters": 30,  # 34
     "files that an iteration of QMIX enters": 35,  # 36
     "files that an iteration of QMIX that learns enters": 41,
@@ -34,7 +34,7 @@ BUDGETS = {  # today's numbers; beside them what was asked for
     "circles through the names in a registry": 3,  # 0
 }
 SLACK = {"lines of code": 200, "lines of code in the files that MAPPO's learn enters": 50}
-FEW = 2  # by which other numbers may lie below their budget
+FEW = 2  # other numbers may lie below their budget by this many
 SMALL = {
     "execution": "eager",
     "threads": 1,
@@ -47,7 +47,7 @@ SMALL = {
 }
 RUNS = {
     "MAPPO": {"recipe": "vmas_balance_mappo", "learner.num_epochs": 2},
-    "QMIX": {"recipe": "toy_arena_qmix", "learner.learning_starts": 100},  # has yet to learn
+    "QMIX": {"recipe": "toy_arena_qmix", "learner.learning_starts": 100},  # does not learn yet
     "QMIX that learns": {"recipe": "toy_arena_qmix", "learner.learning_starts": 20},
     "a league": {"recipe": "toy_kuhn_ippo", "league.opponents": "pfsp"},
 }
@@ -59,7 +59,7 @@ NO_CODE = {
 
 @functools.cache
 def walked(run, whole=False):
-    """What ``walked.py`` prints of a run, from a process of its own."""
+    """The output of ``walked.py`` for a run, in a separate process."""
     given = json.dumps({**SMALL, **RUNS[run], "whole": whole})
     script = Path(__file__).parent / "support" / "walked.py"
     done = subprocess.run(
@@ -107,7 +107,7 @@ def named_in(path):
 
 @functools.cache
 def circles(names):
-    """Sets of files that import each other in a circle, in functions, too; by name, as well."""
+    """Sets of files with circular imports, also inside functions and optionally by name."""
     edges = {
         name_of(path): {*run_time_imports_of(path), *(named_in(path) if names else ())} - {""}
         for path in MODULES
@@ -122,7 +122,7 @@ def circles(names):
 
 
 def reached_from(name, edges):
-    """All that a file imports, and what that imports."""
+    """All modules that a file imports directly or indirectly."""
     found, new = set(), {name}
     while new:
         new = set().union(*(edges.get(one, set()) for one in new)) - found
@@ -155,19 +155,19 @@ MEASURES = {
 
 
 @pytest.mark.parametrize("name", BUDGETS)
-def test_a_number_is_within_its_budget(name):
+def test_measure_is_within_its_budget(name):
     number, budget = MEASURES[name](), BUDGETS[name]
     assert number <= budget, f"{name}: {number}, budget {budget}; python test/test_walk.py lists"
     least = budget - SLACK.get(name, FEW)
     assert number >= least, f"{name}: {number}, budget {budget}; lower the budget to {number}"
 
 
-def test_lines_of_code_are_those_without_docstrings_and_comments():
+def test_lines_of_code_exclude_docstrings_and_comments():
     text = '"""One.\n\nTwo."""\n\n# three\nx = [\n    1,  # four\n]\ny = """\n\n"""\n'
     assert lines_of_code(text) == 6
 
 
-def test_a_file_reaches_what_its_imports_import():
+def test_reached_from_follows_indirect_imports():
     edges = {"a": {"b"}, "b": {"c"}, "c": {"b"}}
     assert reached_from("a", edges) == reached_from("b", edges) == {"b", "c"}
 

@@ -1,6 +1,6 @@
-"""Plain words: docstrings, settings, and the sentences of README, pages and tutorials.
+"""Plain language in docstrings, settings, README, pages and tutorials.
 
-``python test/test_words.py [PATH ...]`` prints the offenders, of all files or below the paths.
+``python test/test_words.py [PATH ...]`` prints the violations in all files or below the paths.
 """
 
 import ast
@@ -14,20 +14,20 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 MOST_WORDS, MOST_IN_CELL, MOST_IDIOM, README_LINES = 25, 20, 0.02, 110
 
-# Free relatives and words that are read twice, in the first line of a docstring or a setting.
+# Free relative clauses and unusual words, in the first line of a docstring or a setting.
 IDIOM = re.compile(
     r"""\b(who|whose|whom|what|whatever|whoever|told|tells|anew|sick|ill|heeds?|somebody|nobody
     |go(?:es)?\ on|went\ on|as\ far\ as|of\ (?:one|its|their|his|your|our)(?:'s)?\ own|worlds?|alike
     |one\ after\ the\ other|side\ by\ side|looks?\ at)\b|^(?:Which|Where|How|Whether|When)\b""",
     re.VERBOSE | re.IGNORECASE,
 )
-# Nowhere in pages, docstrings and settings: the field has a word (docs/glossary.md).
+# Forbidden in pages, docstrings and settings: the field has a word (docs/glossary.md).
 OLD = re.compile(
     r"""\b(anew|sick|heed(?:s|ed)?|stored\ steps|as\ far\ as\ there\ is|of\ one's\ own
     |goes\ on\ from|go\ on\ from|(?:toy\ |own\ )?worlds?)\b""",
     re.VERBOSE | re.IGNORECASE,
 )
-# Names of others, of files and of values, which stay.
+# Names of other projects, files and values, which are allowed.
 NAMES = re.compile(
     r"`[^`]*`|simple_world_comm|world[_ .]size|world_state|world\.signature|real[- ]world"
     r"|\"world\"|'world'|state=world|\bWorld\b",
@@ -59,7 +59,7 @@ def first_line(text):
 
 
 def in_idiom():
-    """Returns the first lines of all docstrings and settings, and those to mend."""
+    """Returns the first lines of all docstrings and settings, and the violations."""
     lines = [(place, first_line(text)) for place, text in docstrings()]
     return lines, [(place, text) for place, text in lines if IDIOM.search(text)]
 
@@ -138,11 +138,11 @@ def faults(name, text):
         ("Returns whether a run has a checkpoint, which may be cut.", False),
     ],
 )
-def test_the_idiom_is_found(text, found):
+def test_idiom_matches(text, found):
     assert bool(IDIOM.search(text)) == found
 
 
-def test_sentences_are_counted():
+def test_long_in_reports_long_sentences():
     words_of_24 = " ".join(["word"] * 24)
     item, code = f"- {words_of_24} [x](y/z.md).", f"```\n{words_of_24} b c\n```"
     text = f"Long {words_of_24} `a b c`.\n\n{item}\n\n{code}\n"
@@ -153,13 +153,13 @@ def test_sentences_are_counted():
     assert list(long_in("One; two; three.")) == ["2 semicolons: One; two; three."]
 
 
-def test_first_lines_are_plain():
+def test_first_lines_of_docstrings_are_plain():
     lines, found = in_idiom()
     text = "\n".join(f"{place}: {line}" for place, line in found)
     assert len(found) <= MOST_IDIOM * len(lines), text
 
 
-def test_no_old_words_in_docstrings():
+def test_docstrings_have_no_old_words():
     found = [f"{place}: {x}" for place, text in docstrings() for x in old_in(text)]
     assert not found, "\n".join(found)
 
@@ -169,7 +169,7 @@ def test_pages_are_plain(name, text):
     assert not faults(name, text)
 
 
-def test_the_readme_is_short():
+def test_readme_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= README_LINES
 
 

@@ -1,4 +1,4 @@
-"""What a call of the Python interface cannot mean is told in one sentence."""
+"""Invalid arguments of the Python interface raise an error of one sentence."""
 
 from pathlib import Path
 
@@ -13,18 +13,18 @@ from torchrl_marl.training.run import Run
 
 @pytest.fixture
 def run():
-    """A run of which nothing is asked that it could do."""
+    """A run without a trained policy; the tests only pass invalid arguments."""
     return Run(Path("run"), load_config("toy_arena_mappo"), nn.Module(), {})
 
 
 @pytest.mark.parametrize("door", [torchrl_marl.train, torchrl_marl.iterate, load_config])
 @pytest.mark.parametrize("recipe", [3, None, ["toy_arena_mappo"]])
-def test_what_is_no_recipe(door, recipe):
+def test_invalid_recipe_raises(door, recipe):
     with pytest.raises(ConfigError, match=r"^recipe is .*, expected a recipe's name, the path"):
         door(recipe)
 
 
-def test_a_run_is_no_folder(run):
+def test_resume_requires_a_path(run):
     with pytest.raises(ConfigError, match=r"run folder is Run\(.*expected a path; give run.folder"):
         torchrl_marl.resume(run)
     with pytest.raises(ConfigError, match="run folder is 3, expected a path; give the folder that"):
@@ -32,18 +32,18 @@ def test_a_run_is_no_folder(run):
 
 
 @pytest.mark.parametrize("episodes", ["5", 2.5, 0, -1, [5]])
-def test_a_number_of_episodes(run, episodes):
+def test_evaluate_with_invalid_episodes_raises(run, episodes):
     message = "^episodes is .*, expected a whole number, 1 or more; use episodes=100.$"
     with pytest.raises(ConfigError, match=message):
         run.evaluate(episodes=episodes)
 
 
-def test_a_seed_of_episodes(run):
+def test_evaluate_with_invalid_seed_raises(run):
     with pytest.raises(ConfigError, match="^seed is 'a', expected a whole number; use seed=0.$"):
         run.evaluate(seed="a")
 
 
-def test_arguments_beside_a_world(tmp_path):
+def test_env_kwargs_with_an_environment_object_raise(tmp_path):
     script = pytest.importorskip("scripted").Script
     world = script("bob", [{}])
     given = {"env.kwargs.n_agents": 3}
@@ -54,7 +54,7 @@ def test_arguments_beside_a_world(tmp_path):
 
 
 class TestAdvice:
-    """What is advised is the recipe's own value, not the default of the settings."""
+    """Messages suggest the value of the recipe, not the default of the setting."""
 
     @pytest.mark.parametrize(
         ("override", "advice"),
@@ -66,25 +66,25 @@ class TestAdvice:
             ({"checkpoint.keep": 0}, "use checkpoint.keep=2."),
         ],
     )
-    def test_of_a_recipe(self, override, advice):
+    def test_suggests_value_of_the_recipe(self, override, advice):
         with pytest.raises(ConfigError) as error:
             load_config("toy_arena_mappo", override)
         assert str(error.value).endswith(advice)
 
-    def test_of_a_recipe_that_is_wrong_itself(self):
+    def test_suggests_default_if_the_recipe_is_invalid(self):
         with pytest.raises(ConfigError, match="use learner.num_epochs=6.$"):
             load_config({"learner": {"num_epochs": 0}}, {"seed": 1})
 
-    def test_of_another_algorithm(self):
-        """The recipe's values are not those of the algorithm that is chosen."""
+    def test_suggests_default_of_the_chosen_algorithm(self):
+        """The recipe has another algorithm, so its values do not apply."""
         with pytest.raises(ConfigError, match="use learner.tau=0.005.$"):
             load_config("toy_arena_mappo", {"learner.algorithm": "maddpg", "learner.tau": 0})
 
 
 class TestStore:
-    """More steps than memory holds are refused before anything is left on the disk."""
+    """A replay buffer larger than memory is refused before a file is written."""
 
-    def test_is_refused_at_the_start(self, tmp_path):
+    def test_oversized_replay_buffer_is_refused(self, tmp_path):
         folder = tmp_path / "run"
         with pytest.raises(ConfigError) as error:
             torchrl_marl.train(

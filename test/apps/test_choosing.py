@@ -1,4 +1,4 @@
-"""What is said of an algorithm and an environment is what happens when it is trained there."""
+"""``algorithms_for`` predicts correctly which algorithms train in an environment."""
 
 import dataclasses
 import functools
@@ -30,7 +30,7 @@ VALUES = {"qmix", "vdn", "iql", "pqn"}
 GRADIENTS = {"mappo", "ippo", "happo", "random"}
 EVERY = set(ALGORITHMS.names()) - {"bc", "td3_bc", "iql_offline"}  # of datasets
 AGENT, DISCRETE = {"learner.bootstrap": "agent"}, {"env.continuous_actions": False}
-# Environment -> those that do not fit, and the settings of those that fit with some.
+# Environment -> algorithms that do not fit, and settings that others need.
 WORLDS = {
     "toy/arena": (set(), dict.fromkeys(VALUES, DISCRETE)),
     "toy/kuhn": (EVERY - GRADIENTS, dict.fromkeys(GRADIENTS - {"random"}, AGENT)),
@@ -51,7 +51,7 @@ def asked(environment):
 
 
 def learn_once(config, env=None):
-    """Collects a batch and learns from it, as a run does; what is told is an error."""
+    """Collects a batch and learns from it as a run; warnings are errors."""
     env = make_env(config.env, seed=0) if env is None else env
     known = {field.name for field in dataclasses.fields(config.learner)}
     small = {name: x for name, x in SMALL.items() if name in known}
@@ -72,7 +72,7 @@ def settings_of(environment, fit):
 
 
 @pytest.mark.parametrize("environment", WORLDS)
-def test_what_is_said_is_what_happens(environment):
+def test_predicted_fit_agrees_with_training(environment):
     if environment.startswith("vmas"):
         pytest.importorskip("vmas")
     found = asked(environment).algorithms
@@ -90,7 +90,7 @@ def test_what_is_said_is_what_happens(environment):
 
 
 class Duel(MarlEnv):
-    """Two agents of one group, of which one earns what the other loses."""
+    """A zero-sum game of two agents in one group."""
 
     def __init__(self, num_envs, **kwargs):
         super().__init__(num_envs, **kwargs)
@@ -105,7 +105,7 @@ class Duel(MarlEnv):
         return TensorDict({"side": {**side, "reward": torch.cat([first, -first], 1)}})
 
 
-def test_rivals_of_one_group_have_no_common_value():
+def test_competing_agents_of_one_group_exclude_value_factorization():
     env = Duel(4, max_steps=10, seed=0)
     found = algorithms_for(env)
     assert found.traits.rivals == ("side_0", "side_1")
@@ -119,7 +119,7 @@ def test_rivals_of_one_group_have_no_common_value():
         learn_once(load_config({}, {"learner": learner}, own_env=True), env)
 
 
-def test_groups_that_alone_can_have_an_algorithm_are_named():
+def test_reason_names_groups_that_the_algorithm_fits():
     fit = asked("toy/speaker_listener").algorithms["iql"]
     of_speaker = "for speaker groups.speaker.algorithm=iql fits"
     assert fit.reason == f"its actions are continuous (of listener); {of_speaker}"
@@ -130,14 +130,14 @@ def test_groups_that_alone_can_have_an_algorithm_are_named():
     assert sorted(type(one).__name__ for one in learners) == ["OnPolicyLearner", "ValueLearner"]
 
 
-def test_what_steps_at_random_show():
+def test_traits_from_random_steps():
     traits = asked("toy/traffic_junction").traits
     assert traits.deaths and traits.shared is False and not traits.in_turns
     assert asked("toy/kuhn").traits.in_turns
     assert dict(traits.rows())["state"].startswith("28 numbers")
 
 
-def test_it_leaves_the_process_and_an_environment_alone():
+def test_random_state_and_environment_are_unchanged():
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
@@ -147,7 +147,7 @@ def test_it_leaves_the_process_and_an_environment_alone():
     assert env.rollout(3).shape == (4, 3)
 
 
-def test_recipes_and_files_are_worlds_too(tmp_path):
+def test_recipes_and_files_are_accepted(tmp_path):
     mine = tmp_path / "mine.yaml"
     mine.write_text("env: {library: toy, name: nim}\nlearner: {bootstrap: agent}\n")
     assert torchrl_marl.algorithms_for(mine).environment == "toy/nim"
@@ -171,13 +171,13 @@ def test_recipes_and_files_are_worlds_too(tmp_path):
         ("nothing.yaml", "'nothing.yaml' is missing"),
     ],
 )
-def test_a_world_that_is_not_known(environment, message, capsys):
+def test_unknown_environment_raises(environment, message, capsys):
     assert main(["list", "algorithms", "--for", environment]) == 2
     told = capsys.readouterr().err
     assert told.startswith(f"torchrl-marl: error: {message}") and told.count("\n") == 1
 
 
-def test_the_command(capsys):
+def test_list_algorithms_command(capsys):
     assert main(["list", "algorithms", "--for", "toy/kuhn"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("toy/kuhn:\n  agents   first: 1, second: 1\n")
@@ -190,6 +190,6 @@ def test_the_command(capsys):
     assert "expected: list algorithms --for toy/kuhn." in capsys.readouterr().err
 
 
-def test_agents_that_see_pictures_learn_one_after_the_other():
+def test_happo_accepts_image_observations():
     team = TeamSpec([AgentSpec("cook", 2, Unbounded((3, 4, 2)), Categorical(2))])
     assert build_learners(team, HAPPOConfig())

@@ -1,4 +1,4 @@
-"""The command line: what it prints, where to, and with which exit status."""
+"""The command line: its output, error messages and exit status."""
 
 import json
 import re
@@ -26,7 +26,7 @@ TOY = "toy_arena_mappo"
 
 
 def call(*arguments, code):
-    """Runs the command line in a process of its own, and tells whether it imported torch."""
+    """Runs the command line in a subprocess; also returns whether it imported torch."""
     program = (
         "import sys; from torchrl_marl.apps.cli.main import main\n"
         "try: code = main(sys.argv[1:])\n"
@@ -44,13 +44,13 @@ def call(*arguments, code):
 
 class TestHelp:
     @pytest.mark.parametrize("command", ["", *COMMANDS])
-    def test_help_needs_no_torch(self, command):
+    def test_help_does_not_import_torch(self, command):
         out, errors, torch = call(*command.split(), "--help", code=0)
         assert out.startswith("usage: torchrl-marl")
         assert errors == [] and "%%" not in out
         assert not torch
 
-    def test_help_of_train_names_the_algorithms_that_train_together(self):
+    def test_help_of_train_names_algorithms_that_support_together(self):
         text = " ".join(call("train", "--help", code=0)[0].split())
         (without,) = re.findall(r"--together train .*?\(all algorithms but (.*?)\)", text)
         alone = []
@@ -68,8 +68,8 @@ class TestHelp:
         page = Path(__file__).parents[2] / "docs" / "supported.md"
         assert f"their evolution: all algorithms but {without}." in page.read_text(encoding="utf-8")
 
-    def test_help_of_train_names_what_may_change_where_a_run_goes_on(self):
-        """As the refusal of anything else names it."""
+    def test_help_of_train_names_settings_that_resume_may_change(self):
+        """The list equals the one in the error for other settings."""
         text = " ".join(call("train", "--help", code=0)[0].split())
         (free,) = re.findall(r"new values are allowed for: (.*?) --trust", text)
         path = Path("config.yaml")
@@ -130,7 +130,7 @@ class TestBadInput:
             (["list", "recipes", TOY], f"found '{TOY}' after 'recipes', expected nothing"),
         ],
     )
-    def test_one_line_and_code_2(self, arguments, message, capsys):
+    def test_invalid_input_prints_one_line_and_exits_with_2(self, arguments, message, capsys):
         assert cli.main(arguments) == 2
         out, err = capsys.readouterr()
         assert out == ""
@@ -146,19 +146,19 @@ class TestBadInput:
             ["evaluate", "no_run"],
         ],
     )
-    def test_bad_input_needs_no_torch(self, arguments):
+    def test_invalid_input_does_not_import_torch(self, arguments):
         out, errors, torch = call(*arguments, code=2)
         assert len(errors) == 1
         assert out == ""
         assert not torch
 
-    def test_a_leftover_scenario_argument_needs_no_torch(self):
+    def test_unknown_scenario_argument_does_not_import_torch(self):
         pytest.importorskip("vmas")
         _, errors, torch = call("train", "env.kwargs.n_agent=9", code=2)
         assert "has no argument 'n_agent'; did you mean 'n_agents'?" in errors[0]
         assert not torch
 
-    def test_module_is_the_command(self):
+    def test_python_m_runs_the_command_line(self):
         done = subprocess.run(
             [sys.executable, "-m", "torchrl_marl", "trian"], capture_output=True, text=True
         )
@@ -167,38 +167,38 @@ class TestBadInput:
 
 
 class TestList:
-    def test_one_long_value_does_not_push_all_meanings_away(self, capsys):
+    def test_long_values_do_not_widen_the_list_of_settings(self, capsys):
         assert cli.main(["list", "settings", "vmas_navigation_mappo"]) == 0
         (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("  seed ")]
         assert len(line) < 120
 
-    def test_everything(self):
+    def test_list_without_argument_shows_all_kinds(self):
         out, errors, torch = call("list", code=0)
         assert "recipes:" in out and "scenarios:" in out and "algorithms:" in out
         assert "toy_arena_mappo" in out and "matrix_game" in out and "ippo" in out
         assert errors == []
         assert not torch
 
-    def test_scenarios_name_the_extra_that_is_missing(self, capsys, monkeypatch):
+    def test_list_scenarios_names_the_missing_extra(self, capsys, monkeypatch):
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
         assert cli.main(["list", "scenarios"]) == 0
         out = capsys.readouterr().out
         assert "pip install '.[vmas]'" in out
         assert "arena" in out
 
-    def test_settings_of_a_recipe(self, capsys):
+    def test_list_settings_of_a_recipe(self, capsys):
         assert cli.main(["list", "settings", TOY]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert lines[0].endswith(f"{TOY}:")
         assert ["env.name", "arena"] in [line.split()[:2] for line in lines]
 
-    def test_settings_say_what_each_word_means(self, capsys):
+    def test_list_settings_explains_choices(self, capsys):
         assert cli.main(["list", "settings", TOY]) == 0
         assert "    trunk: shared hidden layers, a last layer for each agent" in (
             capsys.readouterr().out
         )
 
-    def test_settings_as_markdown(self, capsys):
+    def test_list_settings_as_markdown(self, capsys):
         assert cli.main(["list", "settings", "--markdown"]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert lines[:2] == ["| setting | default | meaning |", "|---|---|---|"]
@@ -206,7 +206,7 @@ class TestList:
         assert len(lines) == 2 + len(torchrl_marl.recipes.explain())
         assert cli.main(["list", "recipes", "--markdown"]) == 2
 
-    def test_the_schema_of_recipes_takes_every_recipe(self, capsys):
+    def test_json_schema_accepts_every_recipe(self, capsys):
         validator = pytest.importorskip("jsonschema").Draft202012Validator
         assert cli.main(["list", "schema"]) == 0
         valid = validator(json.loads(capsys.readouterr().out)).is_valid
@@ -220,7 +220,7 @@ class TestList:
 
 @pytest.mark.runs
 class TestNoise:
-    def test_only_own_warnings_are_shown_in_one_line(self, capsys, monkeypatch):
+    def test_only_warnings_of_the_package_are_shown_in_one_line(self, capsys, monkeypatch):
         monkeypatch.setattr(sys, "warnoptions", [])
         monkeypatch.delitem(sys.modules, "tqdm", raising=False)
         monkeypatch.setenv("RL_LOGGING_LEVEL", "WARNING")
@@ -237,12 +237,12 @@ class TestNoise:
                 theirs["warn"](1)
                 theirs["warn"](2)
                 ours["warn"](1)
-                ours["warn"](2)  # names this file, and is ours all the same
+                ours["warn"](2)  # attributed to this file, but raised by the package
             finally:
                 warnings.showwarning = shown
         assert capsys.readouterr().err == "torchrl-marl: warning: two lines\n" * 2
 
-    def test_torchrl_says_nothing(self):
+    def test_torchrl_output_is_silenced(self):
         program = (
             "from torchrl_marl.apps.console import silence_libraries; silence_libraries()\n"
             "from torchrl.envs.utils import check_env_specs\n"
@@ -253,7 +253,7 @@ class TestNoise:
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_a_cache_of_compiled_code_that_cannot_be_written_is_named(monkeypatch, tmp_path):
+def test_unwritable_inductor_cache_is_refused(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file" / "cache"))
     command = ("train", TOY, f"folder={tmp_path / 'run'}")

@@ -26,7 +26,7 @@ def run_folder(tmp_path):
 
 @pytest.fixture
 def training(monkeypatch, tmp_path):
-    """Stands in for the training package's doors, and notes what they are asked for."""
+    """Replaces ``train``, ``resume`` and ``Run.load``, and records their arguments."""
     seen = types.SimpleNamespace(
         configs=[], resumed=[], loaded=[], trusted=[], evaluated=[], fail=None
     )
@@ -84,7 +84,7 @@ def training(monkeypatch, tmp_path):
 
 
 class TestTrain:
-    def test_one_run(self, training, capsys):
+    def test_train_prints_a_summary(self, training, capsys):
         assert cli.main(["train", TOY, "seed=2", "learner.lr=1e-3"]) == 0
         (config,) = training.configs
         assert (config.recipe, config.seed, config.learner.lr) == (TOY, 2, 1e-3)
@@ -98,16 +98,16 @@ class TestTrain:
         assert lines["frames"] == "640 in 2 s (320 frames/s)"
         assert lines["run folder"].endswith("run2")
 
-    def test_settings_need_no_recipe(self, training):
+    def test_settings_without_recipe_use_the_default(self, training):
         pytest.importorskip("vmas")
         assert cli.main(["train", "seed=4"]) == 0
         assert (training.configs[0].recipe, training.configs[0].seed) == ("vmas_balance_mappo", 4)
 
-    def test_options_may_stand_between_settings(self, training):
+    def test_options_between_settings(self, training):
         assert cli.main(["train", TOY, "--seeds", "3", "learner.lr=1e-3"]) == 0
         assert (training.configs[0].seed, training.configs[0].learner.lr) == (3, 1e-3)
 
-    def test_several_seeds_are_a_row_each_and_a_mean(self, training, capsys):
+    def test_several_seeds_print_a_row_each_and_the_mean(self, training, capsys):
         assert cli.main(["train", TOY, "--seeds", "0,1,5"]) == 0
         assert [config.seed for config in training.configs] == [0, 1, 5]
         _, head, *rows = capsys.readouterr().out.splitlines()
@@ -115,18 +115,18 @@ class TestTrain:
         assert [row.split()[0] for row in rows] == ["0", "1", "5", "mean"]
         assert [row.split()[2] for row in rows] == ["40", "41", "45", "42"]
 
-    def test_a_named_folder_holds_a_folder_a_seed(self, training, tmp_path):
+    def test_given_folder_gets_one_subfolder_per_seed(self, training, tmp_path):
         assert cli.main(["train", TOY, f"folder={tmp_path}/x", "--seeds", "0,1"]) == 0
         assert [config.folder for config in training.configs] == [
             f"{tmp_path}/x/seed0",
             f"{tmp_path}/x/seed1",
         ]
 
-    def test_nothing_runs_if_one_setting_is_wrong(self, training):
+    def test_invalid_seed_prevents_all_runs(self, training):
         assert cli.main(["train", TOY, "--seeds", "0,4294967296"]) == 2
         assert training.configs == []
 
-    def test_after_a_failure_the_other_seeds_go_on(self, training, capsys):
+    def test_user_error_of_one_seed_does_not_stop_the_others(self, training, capsys):
         training.fail = (2, NonFiniteError("agents/observation is NaN."))
         assert cli.main(["train", TOY, "--seeds", "0,1,5"]) == 2
         assert [config.seed for config in training.configs] == [0, 1, 5]
@@ -137,7 +137,7 @@ class TestTrain:
             "torchrl-marl: error: 1 of 3 seeds failed: 1.\n"
         )
 
-    def test_an_error_of_the_program_shows_where_and_the_others_go_on(self, training, capsys):
+    def test_unexpected_error_prints_traceback_and_others_continue(self, training, capsys):
         training.fail = (1, RuntimeError("out of memory"))
         assert cli.main(["train", TOY, "--seeds", "0,1"]) == 2
         out, err = capsys.readouterr()
@@ -148,14 +148,12 @@ class TestTrain:
         with pytest.raises(RuntimeError):
             cli.main(["train", TOY])
 
-    def test_ctrl_c_ends_all_seeds(self, training, capsys):
+    def test_ctrl_c_stops_all_seeds(self, training, capsys):
         training.fail = (2, KeyboardInterrupt("runs/mine"))
         assert cli.main(["train", TOY, "--seeds", "0,1,2"]) == 130
         assert len(training.configs) == 2
 
-    def test_all_folders_are_looked_at_before_the_first_seed_trains(
-        self, training, tmp_path, capsys
-    ):
+    def test_existing_folders_are_refused_before_the_first_seed(self, training, tmp_path, capsys):
         precious = tmp_path / "x" / "seed1" / "precious.txt"
         precious.parent.mkdir(parents=True)
         precious.write_text("mine")
@@ -163,7 +161,7 @@ class TestTrain:
         assert training.configs == []
         assert "seed1' exists; choose another folder=..." in capsys.readouterr().err
 
-    def test_ctrl_c_says_how_to_go_on(self, training, capsys):
+    def test_ctrl_c_prints_the_resume_command(self, training, capsys):
         training.fail = (1, KeyboardInterrupt("runs/mine"))
         assert cli.main(["train", TOY]) == 130
         line = capsys.readouterr().err.strip()
@@ -171,7 +169,7 @@ class TestTrain:
             "torchrl-marl: stopped and saved; resume with: torchrl-marl train --resume runs/mine"
         )
 
-    def test_sigterm_says_how_to_go_on(self, training, capsys):
+    def test_sigterm_prints_the_resume_command(self, training, capsys):
         training.fail = (1, Terminated(Path("runs/mine")))
         assert cli.main(["train", TOY]) == 143
         assert "stopped and saved; resume with: torchrl-marl train --resume runs/mine" in (
@@ -184,7 +182,7 @@ class TestTrain:
         assert training.configs == [load_config(TOY)]
         assert str(run_folder) in capsys.readouterr().out
 
-    def test_resume_takes_what_may_change(self, training, run_folder):
+    def test_resume_accepts_settings_that_may_change(self, training, run_folder):
         more = ["total_frames=128000", "evaluation.gif=true", "stop_at_return=12"]
         assert cli.main(["train", "--resume", str(run_folder), *more]) == 0
         assert training.configs == [load_config(TOY, more)]
@@ -200,14 +198,14 @@ class TestTrain:
             ("lr=1", "unknown setting 'lr'; did you mean 'learner.lr'?"),
         ],
     )
-    def test_resume_refuses_the_rest(self, training, run_folder, setting, message, capsys):
+    def test_resume_refuses_other_settings(self, training, run_folder, setting, message, capsys):
         assert cli.main(["train", "--resume", str(run_folder), setting]) == 2
         assert capsys.readouterr().err.startswith(f"torchrl-marl: error: {message}")
         assert training.resumed == []
 
 
 class TestEvaluate:
-    def test_arguments_are_handed_on(self, training, run_folder, capsys):
+    def test_evaluate_passes_its_arguments(self, training, run_folder, capsys):
         options = ["--episodes", "7", "--stochastic", "--gif", "--device", "cpu", "--seed", "5"]
         assert cli.main(["evaluate", str(run_folder), *options]) == 0
         assert training.loaded == [(run_folder, "cpu")]
@@ -220,7 +218,7 @@ class TestEvaluate:
         assert rows["length"].strip() == "6 (5 to 7)"
         assert rows["animation"].strip() == str(run_folder / "episode.gif")
 
-    def test_both_kinds_of_actions_and_a_word_where_they_differ(self, training, run_folder, capsys):
+    def test_evaluate_compares_most_likely_and_sampled_actions(self, training, run_folder, capsys):
         assert cli.main(["evaluate", str(run_folder)]) == 0
         assert training.loaded == [(run_folder, None)]
         assert training.evaluated == [(200, True, False, 0), (200, False, False, 0)]
@@ -233,12 +231,12 @@ class TestEvaluate:
         assert cli.main(["evaluate", str(run_folder), "--deterministic"]) == 0
         assert "sampled" not in capsys.readouterr().out
 
-    def test_trust_is_given_by_word_only(self, training, run_folder):
+    def test_trust_requires_the_option(self, training, run_folder):
         for command in (["evaluate"], ["train", "--resume"]):
             assert cli.main([*command, str(run_folder)]) == 0
             assert cli.main([*command, str(run_folder), "--trust"]) == 0
         assert training.trusted == [False, True] * 2
 
-    def test_a_device_that_is_none(self, training, run_folder, capsys):
+    def test_unknown_device_is_refused(self, training, run_folder, capsys):
         assert cli.main(["evaluate", str(run_folder), "--device", "gpu"]) == 2
         assert "device is 'gpu', expected 'cpu'" in capsys.readouterr().err

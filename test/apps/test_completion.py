@@ -1,4 +1,4 @@
-"""Completion in a shell, and the help of ``train``."""
+"""Shell completion, and the help of ``train``."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ CLI = "from torchrl_marl.apps.cli.main import main; main()"
 
 
 def completed(line, tmp_path, **environment):
-    """Returns the exit code, and the words that a shell gets for a line."""
+    """Returns the exit code and the completions of a line."""
     answer = tmp_path / "answer"
     own = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "COMP_TYPE": "9"}
     own |= {"COMP_LINE": line, "COMP_POINT": str(len(line))}
@@ -36,19 +36,19 @@ def completed(line, tmp_path, **environment):
         ("torchrl-marl suite toy alg", {"algorithms="}),
     ],
 )
-def test_a_shell_completes(line, expected, tmp_path):
+def test_completions_of_a_line(line, expected, tmp_path):
     pytest.importorskip("argcomplete")
     code, words = completed(line, tmp_path)
     assert code == 0 and words == expected
 
 
-def test_without_argcomplete_a_shell_gets_no_words(tmp_path):
+def test_no_completions_without_argcomplete(tmp_path):
     (tmp_path / "argcomplete.py").write_text("raise ImportError", encoding="utf-8")
     code, words = completed("torchrl-marl sw", tmp_path, PYTHONPATH=str(tmp_path))
     assert code == 1 and not words
 
 
-def test_the_help_of_train_folds_rare_settings(capsys):
+def test_help_of_train_summarizes_rare_settings(capsys):
     texts = []
     for option in ("--help", "--help-all"):
         with pytest.raises(SystemExit):

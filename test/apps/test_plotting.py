@@ -1,4 +1,4 @@
-"""Learning curves: what is read from run folders, and what is drawn of it."""
+"""Learning curves: reading run folders, and drawing them."""
 
 import csv
 
@@ -28,7 +28,7 @@ def lines_of(figure):
 
 
 class TestReading:
-    def test_columns_and_empty_cells(self, tmp_path):
+    def test_read_run_reads_columns_and_empty_cells(self, tmp_path):
         run = read_run(make_run(tmp_path / "run", rewards=(None, 2.0)))
         assert run.recipe == TOY
         np.testing.assert_array_equal(run.training["frames"], [640, 1280])
@@ -37,11 +37,11 @@ class TestReading:
         assert run.summary["return_random"] == 0.25
 
     @pytest.mark.parametrize("last", ["4", "4,2560,", "4,2560,8000,2.0,1280,4.0,0.0"])
-    def test_a_half_written_last_line_is_left_out(self, tmp_path, last):
+    def test_incomplete_last_line_is_ignored(self, tmp_path, last):
         run = read_run(make_run(tmp_path / "run", last=last))
         np.testing.assert_array_equal(run.training["frames"], [640, 1280, 1920])
 
-    def test_a_broken_line_is_named(self, tmp_path):
+    def test_error_names_the_broken_line(self, tmp_path):
         path = tmp_path / "metrics.csv"
         path.write_text("frames,x\n1,2\n2,two\n3,4\n")
         with pytest.raises(CheckpointError, match=r"broken in line 3, expected 2 numbers"):
@@ -50,8 +50,8 @@ class TestReading:
         with pytest.raises(CheckpointError, match=r"broken in line 3"):
             read_csv(path)
 
-    def test_only_ends_of_rows_end_rows(self, tmp_path):
-        """Names of groups and agents may hold what other readers take for the end of a line."""
+    def test_special_line_separators_do_not_end_rows(self, tmp_path):
+        """Names of groups and agents may contain characters that other readers split at."""
         path = tmp_path / "metrics.csv"
         names = ["a\u2028b/x", "c\x85d/x", "two\nlines/x", "e\x0bf\x1cg/x"]
         with path.open("w", newline="", encoding="utf-8") as file:
@@ -64,25 +64,25 @@ class TestReading:
         with pytest.raises(CheckpointError, match="broken in line 5, expected 5 numbers"):
             read_csv(path)
 
-    def test_a_missing_or_empty_table_holds_nothing(self, tmp_path):
+    def test_missing_or_empty_table_has_no_columns(self, tmp_path):
         assert read_csv(tmp_path / "none.csv") == {}
         (tmp_path / "empty.csv").write_text("")
         assert read_csv(tmp_path / "empty.csv") == {}
 
-    def test_a_run_that_has_no_row_yet(self, tmp_path):
+    def test_run_without_rows_raises(self, tmp_path):
         folder = make_run(tmp_path / "run", rewards=())
         (folder / "evaluation.csv").unlink()
         with pytest.raises(CheckpointError, match="has no row in metrics.csv yet"):
             read_run(folder)
 
-    def test_a_folder_that_is_no_run(self, tmp_path):
+    def test_folder_that_is_no_run_raises(self, tmp_path):
         with pytest.raises(CheckpointError, match="is not a run folder") as error:
             learning_curve([tmp_path])
         assert "\n" not in str(error.value)
 
 
 class TestAggregate:
-    def test_seeds_that_log_at_other_frames_are_interpolated(self):
+    def test_seeds_with_different_frames_are_interpolated(self):
         frames, mean, low, high = aggregate(
             [
                 (np.array([0.0, 10.0, 20.0]), np.array([0.0, 10.0, 20.0])),
@@ -94,7 +94,7 @@ class TestAggregate:
         np.testing.assert_array_equal(low, [0, 10, 20])
         np.testing.assert_array_equal(high, [2, 12, 22])
 
-    def test_the_mean_ends_where_the_shortest_seed_ends(self):
+    def test_mean_ends_with_the_shortest_seed(self):
         frames, mean, *_ = aggregate(
             [
                 (np.array([1.0, 2.0, 3.0]), np.array([1.0, 2.0, 3.0])),
@@ -104,7 +104,7 @@ class TestAggregate:
         np.testing.assert_array_equal(frames, [1, 2])
         np.testing.assert_array_equal(mean, [2, 3])
 
-    def test_rows_without_an_ended_episode_do_not_count(self):
+    def test_rows_without_finished_episode_are_ignored(self):
         frames, mean, *_ = aggregate([(np.array([1.0, 2.0, 3.0]), np.array([np.nan, 4.0, 6.0]))])
         np.testing.assert_array_equal(frames, [2, 3])
         np.testing.assert_array_equal(mean, [4, 6])
@@ -112,7 +112,7 @@ class TestAggregate:
 
 
 class TestDrawing:
-    def test_one_run(self, tmp_path):
+    def test_curve_of_one_run(self, tmp_path):
         path = tmp_path / "run" / "learning_curve.png"
         figure = learning_curve(make_run(tmp_path / "run"), path=path)
         assert path.read_bytes().startswith(b"\x89PNG")
@@ -123,7 +123,7 @@ class TestDrawing:
         assert "VMAS heuristic" not in lines
         assert figure.axes[0].get_title(loc="left") == "arena"
 
-    def test_seeds_become_one_line(self, tmp_path):
+    def test_seeds_are_averaged_to_one_line(self, tmp_path):
         runs = [
             make_run(tmp_path / f"{seed}", seed, rewards=(seed, seed + 1.0, seed + 2.0))
             for seed in range(3)
@@ -131,7 +131,7 @@ class TestDrawing:
         lines = lines_of(learning_curve(runs))
         np.testing.assert_array_equal(lines[f"{TOY} (3 seeds)"][1], [1, 2, 3])
 
-    def test_runs_whose_settings_differ_are_no_seeds(self, tmp_path):
+    def test_runs_with_different_settings_are_separate_lines(self, tmp_path):
         runs = [
             make_run(tmp_path / "a", 0),
             make_run(tmp_path / "b", 1, **{"learner.lr": 0.01}),
@@ -140,7 +140,7 @@ class TestDrawing:
         lines = lines_of(learning_curve(runs))
         assert set(lines) == {"lr=0.0005 (2 seeds)", "lr=0.01", "random policy"}
 
-    def test_a_column_of_either_table(self, tmp_path):
+    def test_key_selects_a_column_of_either_table(self, tmp_path):
         run = make_run(tmp_path / "run")
         figure = learning_curve([run], key="agents/kl")
         np.testing.assert_array_equal(lines_of(figure)[TOY][1], [0.01] * 3)
@@ -151,25 +151,25 @@ class TestDrawing:
         with pytest.raises(ConfigError, match="no column 'agents/kll'; did you mean 'agents/kl'"):
             learning_curve([run], key="agents/kll")
 
-    def test_evaluation_is_drawn_where_no_episode_has_ended(self, tmp_path):
+    def test_runs_without_finished_episode_show_evaluations_only(self, tmp_path):
         run = make_run(tmp_path / "run", rewards=(None, None))
         assert TOY not in lines_of(learning_curve([run]))
         (run / "evaluation.csv").unlink()
         with pytest.raises(CheckpointError, match="wait for the first episode to end"):
             learning_curve([run])
 
-    def test_a_kind_of_file_that_is_not_written(self, tmp_path):
+    def test_unknown_file_format_is_refused(self, tmp_path):
         with pytest.raises(ConfigError, match=r"expected one of .*png.*; name it curve.png"):
             learning_curve([make_run(tmp_path / "run")], path=tmp_path / "curve.txt")
 
-    def test_matplotlib_is_missing(self, tmp_path, monkeypatch):
+    def test_missing_matplotlib_names_the_extra(self, tmp_path, monkeypatch):
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
         with pytest.raises(MissingExtraError, match=r"pip install '\.\[plot\]'"):
             learning_curve([tmp_path])
 
 
 class TestBrokenFolders:
-    """One sentence, whatever lies in a run's folder."""
+    """Invalid files in a run folder raise one sentence or are ignored."""
 
     @pytest.mark.parametrize(
         ("content", "message"),
@@ -183,7 +183,7 @@ class TestBrokenFolders:
             (f"frames,{'x' * 200_000}\n1,2\n", "is not a table of metrics"),
         ],
     )
-    def test_tables(self, tmp_path, content, message, capsys):
+    def test_invalid_tables_raise_one_sentence(self, tmp_path, content, message, capsys):
         run = make_run(tmp_path / "run")
         (run / "evaluation.csv").unlink()
         (run / "metrics.csv").write_text(content)
@@ -191,7 +191,7 @@ class TestBrokenFolders:
         text = capsys.readouterr().err
         assert message in text and text.count("\n") == 1
 
-    def test_a_table_cut_anywhere_is_drawn_or_told_in_a_sentence(self, tmp_path):
+    def test_truncated_table_is_drawn_or_refused(self, tmp_path):
         run = make_run(tmp_path / "run")
         whole = (run / "metrics.csv").read_text()
         (run / "evaluation.csv").unlink()
@@ -207,12 +207,12 @@ class TestBrokenFolders:
         assert drawn > 5
 
     @pytest.mark.parametrize("summary", ["", "[1]", "nan", '{"return_random": "low"}', "{"])
-    def test_summaries(self, tmp_path, summary):
+    def test_invalid_summary_is_ignored(self, tmp_path, summary):
         run = make_run(tmp_path / "run")
         (run / "summary.json").write_text(summary)
         assert "random policy" not in lines_of(learning_curve(run))
 
-    def test_mixed_recipes(self, tmp_path, monkeypatch, capsys):
+    def test_error_for_mixed_recipes_names_the_run(self, tmp_path, monkeypatch, capsys):
         monkeypatch.chdir(tmp_path)
         runs = [
             str(make_run(tmp_path / "one")),
@@ -226,20 +226,20 @@ class TestBrokenFolders:
             text = capsys.readouterr().err
             assert repr(named) in text and text.count("\n") == 1
 
-    def test_a_folder_given_twice_is_one_run(self, tmp_path):
+    def test_folder_given_twice_counts_once(self, tmp_path):
         run = make_run(tmp_path / "run")
         assert set(lines_of(learning_curve([run, str(run), run / "."]))) == {TOY, "random policy"}
 
 
 class TestCommand:
-    def test_one_run_is_drawn_into_its_folder(self, tmp_path, capsys):
+    def test_plot_of_one_run_is_written_to_its_folder(self, tmp_path, capsys):
         run = make_run(tmp_path / "run")
         assert cli.main(["plot", str(run)]) == 0
         names = ["learning_curve.png", "learning_curve.csv"]
         assert capsys.readouterr().out.split() == [str(run / name) for name in names]
         assert all((run / name).is_file() for name in names)
 
-    def test_several_runs_are_drawn_beside_them(self, tmp_path, monkeypatch, capsys):
+    def test_plot_of_several_runs_is_written_to_their_parent(self, tmp_path, monkeypatch, capsys):
         runs = [str(make_run(tmp_path / "runs" / name)) for name in "ab"]
         (tmp_path / "here").mkdir()
         monkeypatch.chdir(tmp_path / "here")
@@ -252,7 +252,7 @@ class TestCommand:
         assert (picture, table) == ("runs/learning_curve_2.png", "runs/learning_curve_2.csv")
         assert (tmp_path / picture).is_file() and (tmp_path / table).is_file()
 
-    def test_nothing_in_the_current_folder_is_written_over(self, tmp_path, monkeypatch):
+    def test_existing_files_are_not_overwritten(self, tmp_path, monkeypatch):
         runs = [make_run(tmp_path / name).name for name in "ab"]
         monkeypatch.chdir(tmp_path)
         (tmp_path / "learning_curve.png").write_text("mine")
@@ -260,7 +260,7 @@ class TestCommand:
         assert (tmp_path / "learning_curve.png").read_text() == "mine"
         assert (tmp_path / "learning_curve_2.png").is_file()
 
-    def test_where_out_says(self, tmp_path, monkeypatch):
+    def test_out_option_sets_the_path(self, tmp_path, monkeypatch):
         runs = [str(make_run(tmp_path / name)) for name in "ab"]
         monkeypatch.chdir(tmp_path)
         assert cli.main(["plot", *runs, "--out", "new/curve.svg"]) == 0
@@ -269,9 +269,9 @@ class TestCommand:
 
 
 class TestFolders:
-    """What ``report`` takes, ``plot`` takes."""
+    """``plot`` accepts the same folders as ``report``."""
 
-    def test_runs_however_deep(self, tmp_path):
+    def test_runs_in_nested_folders_are_found(self, tmp_path):
         for name, lr in (("a", 0.001), ("b", 0.01)):
             for seed in range(2):
                 folder = tmp_path / "suite" / "arena" / name / f"seed{seed}"
@@ -280,7 +280,7 @@ class TestFolders:
         assert set(lines) == {"lr=0.001 (2 seeds)", "lr=0.01 (2 seeds)", "random policy"}
         assert lines["lr=0.01 (2 seeds)"][1].tolist() == [0.5, 1.0]
 
-    def test_what_cannot_be_read_within_is_named_and_left_out(self, tmp_path, capsys):
+    def test_unreadable_runs_are_left_out_with_a_warning(self, tmp_path, capsys):
         make_run(tmp_path / "runs/a")
         (make_run(tmp_path / "runs/b") / "metrics.csv").write_text("frames,x\n1,two\n2,3\n")
         with pytest.warns(UserWarning, match="left out: .*b/metrics.csv' is broken in line 2"):
@@ -288,7 +288,7 @@ class TestFolders:
         with pytest.raises(CheckpointError, match="is broken in line 2"):
             learning_curve(tmp_path / "runs/b")
 
-    def test_a_population_that_evolves_is_its_best_and_its_mean(self, tmp_path):
+    def test_evolved_population_has_lines_for_best_and_mean(self, tmp_path):
         evolves = {"population.size": 2, "evolution.method": "pbt"}
         make_run(tmp_path / "pbt", rewards=(9.0, 9.0), **evolves)
         for seed, rewards in enumerate([(1.0, 4.0), (3.0, 2.0)]):
@@ -309,7 +309,7 @@ class TestWorlds:
             make_run(tmp_path / "ippo" / f"{seed}", seed, **algorithm)
         return tmp_path
 
-    def test_each_has_axes_of_its_own(self, two):
+    def test_each_task_has_separate_axes(self, two):
         figure = learning_curve(two)
         titles = [axes.get_title(loc="left") for axes in figure.axes]
         assert titles == ["arena, lives=3", "arena, lives=5"]
@@ -328,7 +328,7 @@ class TestWorlds:
         assert named[0]["MAPPO (2 seeds)"] == named[1]["MAPPO (2 seeds)"]
         assert named[1]["IPPO (2 seeds)"] != named[1]["MAPPO (2 seeds)"]
 
-    def test_what_is_drawn_as_a_table(self, two):
+    def test_table_has_the_drawn_values(self, two):
         path = two / "curves.csv"
         learning_curve([two / "three", two / "ippo"], table=path)
         rows = list(csv.DictReader(path.read_text().splitlines()))

@@ -20,12 +20,12 @@ PARTS = ("actor", "critic")
 
 
 class TestNames:
-    """Of runs that differ: short, in full where they would be taken for one another."""
+    """Names of different runs are short, and as long as needed to be unique."""
 
     def names(self, *runs):
         return [name for name, _ in experiments([read_run(run) for run in runs])]
 
-    def test_settings_by_their_last_part(self, tmp_path):
+    def test_names_use_the_last_part_of_settings(self, tmp_path):
         runs = [
             make_run(
                 tmp_path / f"{lr}{sharing}",
@@ -41,8 +41,8 @@ class TestNames:
             "sharing=none, lr=0.02",
         ]
 
-    def test_two_settings_of_one_last_part(self, tmp_path):
-        """Both are told where they differ from one another in some run."""
+    def test_names_with_equal_last_part_use_longer_keys(self, tmp_path):
+        """Both settings are shown if they differ from each other in some run."""
         one = make_run(tmp_path / "a", **{"learner.actor.sharing": "full"})
         other = make_run(tmp_path / "b", **{"learner.critic.sharing": "none"})
         before = str(read_run(other).settings["learner.actor.sharing"])
@@ -52,14 +52,14 @@ class TestNames:
             f"actor.sharing={'null' if before == 'None' else before}, critic.sharing=none",
         ]
 
-    def test_two_settings_that_change_together_are_one(self, tmp_path):
+    def test_settings_that_change_together_are_shown_once(self, tmp_path):
         runs = [
             make_run(tmp_path / f"{i}", **{f"learner.{part}.num_cells": cells for part in PARTS})
             for i, cells in enumerate(([8], [256, 256]))
         ]
         assert self.names(*runs) == ["num_cells=[8]", "num_cells=[256,256]"]
 
-    def test_many_settings_are_cut_and_folders_tell_them_apart(self, tmp_path):
+    def test_many_settings_are_shortened_and_folders_added(self, tmp_path):
         many = {"learner.lr": 0.1, "learner.gamma": 0.5, "learner.lmbda": 0.5}
         many |= {"learner.num_epochs": 1, "learner.clip_epsilon": 0.1}
         runs = [
@@ -72,7 +72,7 @@ class TestNames:
         assert names[1].endswith("3 more, one") and names[2].endswith("3 more, two")
         assert all(len(name) < 80 for name in names)
 
-    def test_other_recipes_and_worlds(self, tmp_path):
+    def test_names_of_other_recipes_and_environments(self, tmp_path):
         one = make_run(tmp_path / "one")
         other = make_run(tmp_path / "other", recipe="toy_arena_mappo_kinds")
         environment = make_run(tmp_path / "world", **{"env.name": "paces"})
@@ -81,7 +81,7 @@ class TestNames:
         assert self.names(one, environment) == [TOY, "paces"]
         assert self.names(one, other) == [TOY, "toy_arena_mappo_kinds"]
 
-    def test_a_class_as_a_library(self, tmp_path):
+    def test_class_as_library_is_the_environment_name(self, tmp_path):
         run = read_run(make_run(tmp_path / "run"))
         for recipe in (TOY, "mine"):
             settings = {**run.settings, "env.library": "worlds.py:Reach"}
@@ -89,7 +89,7 @@ class TestNames:
             assert environment_name(other) == "Reach"
             assert [name for name, _ in experiments([other])] == ["Reach"]
 
-    def test_a_world_of_ones_own_has_its_own_name(self, tmp_path):
+    def test_custom_environment_uses_its_class_name(self, tmp_path):
         env = Meadow(8, max_steps=4)
         run = train(
             TOY, env=env, folder=str(tmp_path / "run"), total_frames=64, frames_per_batch=32,
@@ -107,7 +107,7 @@ def texts_of(figure):
 
 
 def dots_of(axes):
-    """Evaluations by color."""
+    """Values of evaluations by color."""
     return {
         bar.lines[0].get_color(): np.asarray(bar.lines[0].get_ydata()).tolist()
         for bar in axes.containers
@@ -124,7 +124,7 @@ def levels_of(axes):
 
 
 class TestGroups:
-    def test_each_has_its_own_evaluation_and_random_policy(self, tmp_path):
+    def test_groups_have_separate_evaluations_and_random_policies(self, tmp_path):
         figure = learning_curve([make_groups_run(tmp_path / f"{i}", i) for i in range(2)])
         (axes,) = figure.axes
         colors = {line.get_label(): line.get_color() for line in axes.lines}
@@ -140,7 +140,7 @@ class TestGroups:
             "random policy",
         ]
 
-    def test_groups_of_several_experiments_have_a_panel_each(self, tmp_path):
+    def test_groups_of_several_experiments_have_separate_panels(self, tmp_path):
         figure = learning_curve(
             [
                 make_groups_run(tmp_path / "a"),
@@ -155,7 +155,7 @@ class TestGroups:
         assert list(levels_of(dogs).values()) == [-12.0]
         assert texts_of(figure)[:2] == ["lr=0.0005", "lr=0.01"]
 
-    def test_before_the_first_batch_only_evaluations_are_drawn(self, tmp_path):
+    def test_evaluations_are_drawn_without_training_rows(self, tmp_path):
         run = make_groups_run(tmp_path / "run")
         (run / "metrics.csv").unlink()
         (axes,) = learning_curve(run).axes
@@ -164,7 +164,7 @@ class TestGroups:
 
 class TestLayout:
     @pytest.mark.parametrize("n", [1, 3, 12])
-    def test_the_legend_covers_no_axes_and_fits(self, tmp_path, n):
+    def test_legend_fits_below_the_axes(self, tmp_path, n):
         runs = [
             make_run(
                 tmp_path / f"{i}", recipe=f"a_recipe_of_ones_own_with_a_long_name_{i}",
@@ -179,7 +179,7 @@ class TestLayout:
         assert box.y1 <= inside.y0 + 1  # below the label of the axis
         assert box.x0 >= 0 and box.x1 <= figure.bbox.width and box.y0 >= -1
         height = axes.get_window_extent().height / figure.dpi
-        assert height > 2.8  # however many there are
+        assert height > 2.8  # for any number of lines
         styles = {
             (line.get_color(), line.get_linestyle())
             for line in axes.lines

@@ -1,4 +1,4 @@
-"""Recording episodes, and learning from them."""
+"""Recording episodes, and learning from the datasets."""
 
 import json
 
@@ -41,7 +41,7 @@ def dataset(tmp_path_factory):
 
 
 class TestRecord:
-    def test_episodes_are_whole(self, dataset):
+    def test_recorded_episodes_are_complete(self, dataset):
         assert dataset.n_episodes == 9 and int(dataset.lengths.sum()) == len(dataset)
         assert int(dataset.lengths.max()) <= 10
         flags = dataset.steps["next", "terminated"] | dataset.steps["next", "truncated"]
@@ -57,7 +57,7 @@ class TestRecord:
         assert returns["mean"] == pytest.approx(sum(found) / 9)
         assert (returns["min"], returns["max"]) == pytest.approx((min(found), max(found)))
 
-    def test_agents_that_are_not_born_yet_do_not_count_in_returns(self, tmp_path):
+    def test_unborn_agents_do_not_count_in_returns(self, tmp_path):
         """The team's reward is the mean over born, living agents, as in every other report."""
         settings = {"env.kwargs.late_spawn": 3, "env.kwargs.years": 6}
         dataset = record("random", tmp_path / "x", "toy_arena_mappo", episodes=5, settings=settings)
@@ -73,12 +73,12 @@ class TestRecord:
             returns.append(total)
         assert dataset.about["returns"]["mean"] == pytest.approx(sum(returns) / 5)
 
-    def test_actions_are_the_heuristics(self, dataset):
+    def test_recorded_actions_are_those_of_the_heuristic(self, dataset):
         env = make_env("vmas/balance", num_envs=2, n_agents=3)
         acted = env.heuristic()(dataset.steps.select(("agents", "observation")).clone())
         torch.testing.assert_close(acted["agents", "action"], dataset.steps["agents", "action"])
 
-    def test_the_seed_decides(self, dataset, tmp_path):
+    def test_seed_determines_the_dataset(self, dataset, tmp_path):
         how = {"episodes": 9, "settings": PLAYED}
         before = torch.get_rng_state()
         again = record("heuristic", tmp_path / "again", "vmas_balance_mappo", **how)
@@ -89,8 +89,8 @@ class TestRecord:
             again.steps["agents", "observation"][:5], other.steps["agents", "observation"][:5]
         )
 
-    def test_every_env_plays_as_many_episodes(self, tmp_path):
-        """Else short episodes, which end first, would be more frequent."""
+    def test_number_of_episodes_is_exact(self, tmp_path):
+        """Every env records equally many; otherwise short episodes would be overrepresented."""
         found = record("random", tmp_path / "data", "toy_arena_mappo", episodes=250)
         alone = record("random", tmp_path / "few", "toy_arena_mappo", episodes=100)
         assert found.n_episodes == 250 and alone.n_episodes == 100
@@ -104,7 +104,7 @@ class TestRecord:
             ("heuristc", "toy_arena_mappo", "'heuristc' with recipe 'toy_arena_mappo', expected"),
         ],
     )
-    def test_refusals_write_nothing(self, player, recipe, message, tmp_path):
+    def test_invalid_arguments_raise_and_write_nothing(self, player, recipe, message, tmp_path):
         with pytest.raises(torchrl_marl.errors.UserError, match=message):
             record(player, tmp_path / "data", recipe, episodes=2)
         assert not list(tmp_path.iterdir())
@@ -122,8 +122,8 @@ class TestRecord:
 
 
 class TestLearning:
-    def test_from_the_command_line(self, tmp_path, monkeypatch, capsys):
-        """Record, clone, and let MAPPO go on from there."""
+    def test_record_clone_and_train_from_the_command_line(self, tmp_path, monkeypatch, capsys):
+        """Records a heuristic, clones it, and starts MAPPO from the clone."""
         monkeypatch.chdir(tmp_path)
         short = ["threads=1", "evaluation.both=false", "evaluation.episodes=4"]
         short += ["env.num_envs=4", "env.max_steps=10", "logging.progress=false"]
@@ -142,7 +142,7 @@ class TestLearning:
         assert main(["record", "bc", "--episodes", "3", "--out", "played"]) == 0
         assert Dataset.open("played").n_episodes == 3
 
-    def test_a_resumed_run_is_the_same_to_the_bit(self, dataset, tmp_path):
+    def test_run_resumes_exactly(self, dataset, tmp_path):
         parameters = []
         for name, halves in (("whole", (160,)), ("halves", (80, 160))):
             config = small(tmp_path / name, {"folder": str(dataset.folder)})
@@ -154,8 +154,8 @@ class TestLearning:
             assert torch.equal(x, y)
 
     @pytest.mark.parametrize("name", ["folder", "expert"])
-    def test_a_run_is_resumed_from_another_folder(self, dataset, name, tmp_path, monkeypatch):
-        """A relative path is that of the folder in which the run began."""
+    def test_run_resumes_from_another_working_directory(self, dataset, name, tmp_path, monkeypatch):
+        """Relative paths refer to the working directory in which the run began."""
         teacher = small(tmp_path / "teacher", {"folder": str(dataset.folder)})
         torchrl_marl.train("vmas_balance_mappo", **teacher)
         place = dataset.folder if name == "folder" else tmp_path / "teacher"
@@ -174,7 +174,7 @@ class TestLearning:
 
 
 class TestDAgger:
-    def test_labels_are_the_heuristics_actions(self):
+    def test_expert_labels_are_actions_of_the_heuristic(self):
         env = make_env("vmas/balance", num_envs=3, n_agents=3)
         batch = env.rollout(4)
         label = ExpertLabels(env.heuristic(), TeamSpec.from_env(env))
@@ -185,7 +185,7 @@ class TestDAgger:
         others = [key for key in batch.keys(True, True) if key != ("agents", "action")]
         assert (found.select(*others) == batch.select(*others)).all()
 
-    def test_the_policy_acts_and_the_expert_is_learned(self, tmp_path):
+    def test_policy_acts_and_expert_actions_are_stored(self, tmp_path):
         config = small(tmp_path / "run", {"expert": "heuristic"})
         training = start_training(
             torchrl_marl.recipes.load_config("vmas_balance_mappo", config), None
@@ -198,13 +198,13 @@ class TestDAgger:
         torch.testing.assert_close(stored, expected)
         training.close()
 
-    def test_a_run_is_an_expert(self, dataset, tmp_path):
+    def test_run_folder_as_expert(self, dataset, tmp_path):
         teacher = small(tmp_path / "teacher", {"folder": str(dataset.folder)})
         torchrl_marl.train("vmas_balance_mappo", **teacher)
         pupil = small(tmp_path / "pupil", {"expert": str(tmp_path / "teacher")})
         assert torchrl_marl.train("vmas_balance_mappo", **pupil).frames == 160
 
-    def test_an_expert_of_another_environment_is_refused(self, dataset, tmp_path):
+    def test_expert_of_another_environment_is_refused(self, dataset, tmp_path):
         teacher = small(tmp_path / "teacher", {"folder": str(dataset.folder)})
         torchrl_marl.train("vmas_balance_mappo", **teacher)
         env = {**BALANCE, "kwargs": {"n_agents": 4}}
@@ -234,7 +234,7 @@ class TestDAgger:
         ({"env": {**BALANCE, "kwargs": {"n_agents": 4}}}, "has 4 agents; record it in this"),
     ],
 )
-def test_what_does_not_fit_is_one_sentence(dataset, change, message, tmp_path):
+def test_invalid_data_settings_raise(dataset, change, message, tmp_path):
     config = small(tmp_path / "run", {"folder": str(dataset.folder)}, **change)
     with pytest.raises((ConfigError, DatasetError), match=message):
         torchrl_marl.train("vmas_balance_mappo", **config)

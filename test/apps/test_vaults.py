@@ -1,7 +1,7 @@
 """A vault of OG-MARL that flashbax 0.1.3 wrote: two agents, and episodes of 3, 2 and 4 steps.
 
-The second episode is truncated; one more step belongs to no whole episode. Observations and state
-count upwards, and the reward of agent i in step t is (2 t + i) / 10.
+The second episode is truncated. One more step belongs to no complete episode. Observations and
+state count upwards, and the reward of agent i in step t is (2 t + i) / 10.
 """
 
 import shutil
@@ -34,7 +34,7 @@ def _tensorstore():
     pytest.importorskip("tensorstore")
 
 
-def test_whole_episodes_are_read():
+def test_complete_episodes_are_read():
     steps = read_vault(VAULT, team_of())
     assert is_vault(VAULT) and len(steps) == 9
     count = torch.arange(9 * 6, dtype=torch.float32).reshape(9, 2, 3)
@@ -46,7 +46,7 @@ def test_whole_episodes_are_read():
     torch.testing.assert_close(steps["next", "ally", "reward"], expected)
 
 
-def test_next_steps_and_ends():
+def test_next_observations_and_done_flags():
     following = read_vault(VAULT, team_of())["next"]
     ends = [False, False, True, False, True, False, False, False, True]
     assert following["done"].flatten().tolist() == ends
@@ -61,7 +61,7 @@ def test_one_hot_actions():
     assert steps["ally", "action"].long().argmax(-1).tolist() == ACTIONS
 
 
-def test_it_becomes_a_dataset(tmp_path):
+def test_vault_is_converted_to_a_dataset(tmp_path):
     team = team_of()
     dataset = write_dataset(tmp_path / "data", read_vault(VAULT, team), {"source": "vault"})
     assert dataset.lengths.tolist() == [3, 2, 4]
@@ -88,7 +88,7 @@ def test_several_groups_are_refused():
         read_vault(VAULT, TeamSpec(specs))
 
 
-def test_a_damaged_vault_is_one_sentence(tmp_path):
+def test_damaged_vault_raises(tmp_path):
     broken = tmp_path / "broken"
     shutil.copytree(VAULT, broken)
     shutil.rmtree(broken / "d")
@@ -96,7 +96,7 @@ def test_a_damaged_vault_is_one_sentence(tmp_path):
         read_vault(broken, team_of())
 
 
-def test_a_vault_without_a_whole_episode_is_one_sentence(monkeypatch):
+def test_vault_without_complete_episode_raises(monkeypatch):
     found = vaults._read(VAULT)
     found["terminals"], found["truncations"] = (torch.zeros(1, 10, 2) for _ in range(2))
     monkeypatch.setattr(vaults, "_read", lambda folder: found)
@@ -110,7 +110,7 @@ def test_record_refuses_another_environment(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_without_tensorstore(monkeypatch):
+def test_missing_tensorstore_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorstore", None)
     with pytest.raises(MissingExtraError, match=r"tensorstore.*\[vault\]"):
         read_vault(VAULT, team_of())

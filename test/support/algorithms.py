@@ -1,4 +1,4 @@
-"""Which algorithms have a setting, as sentences list them."""
+"""The algorithms that have a setting, formatted as in messages."""
 
 from torchrl_marl.learners.algorithms import ALGORITHMS
 from torchrl_marl.settings import settings_of

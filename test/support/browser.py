@@ -1,4 +1,4 @@
-"""A headless browser that is driven over a pipe, by the DevTools protocol; Chromium, if any."""
+"""A headless Chromium, controlled over a pipe with the DevTools protocol."""
 
 import base64
 import contextlib
@@ -14,7 +14,7 @@ from pathlib import Path
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 FLAGS = (
     "--headless=new",
-    "--no-sandbox",  # in a container there is none to be had
+    "--no-sandbox",  # containers do not support it
     "--disable-gpu",
     "--disable-dev-shm-usage",
     "--disable-background-networking",
@@ -71,7 +71,7 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def _page(self):
-        """The page that a browser begins with, which comes a moment after the pipe answers."""
+        """The initial page, which appears shortly after the pipe is ready."""
         for _ in range(100):
             for target in self.call("Target.getTargets")["targetInfos"]:
                 if target["type"] == "page":
@@ -113,7 +113,7 @@ class Browser:
             self.requests.append(found["request"]["url"])
 
     def open(self, path, width=1440, height=900, dark=False, phone=False):
-        """Opens a file in a window of some size."""
+        """Opens a file in a window of the given size."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -136,7 +136,7 @@ class Browser:
         self.settle()
 
     def settle(self):
-        """Waits until two pictures have been drawn, so that observers have been told."""
+        """Waits for two animation frames, so that observers have run."""
         self.run(
             "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))"
         )
@@ -150,7 +150,7 @@ class Browser:
         return found["result"].get("value")
 
     def box(self, selector):
-        """Left, top, width and height of an element, which is scrolled to."""
+        """Scrolls to an element; returns its left, top, width and height."""
         found = self.run(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
             "e.scrollIntoView({block: 'center'}); const r = e.getBoundingClientRect();"
@@ -160,12 +160,12 @@ class Browser:
         return found
 
     def move(self, x, y):
-        """Moves the mouse to a place in the window."""
+        """Moves the mouse to a position in the window."""
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
         self.settle()
 
     def click(self, selector):
-        """Clicks on the middle of an element."""
+        """Clicks on the center of an element."""
         left, top, width, height = self.box(selector)
         for kind in ("mousePressed", "mouseReleased"):
             self.call(
@@ -185,12 +185,12 @@ class Browser:
         self.settle()
 
     def picture(self, path, full=True):
-        """Writes what is seen, or the whole page, as a PNG."""
+        """Writes a screenshot of the window or the full page as a PNG."""
         found = self.call("Page.captureScreenshot", captureBeyondViewport=full, format="png")
         Path(path).write_bytes(base64.b64decode(found["data"]))
 
     def close(self):
-        """Ends the browser."""
+        """Closes the browser."""
         with contextlib.suppress(OSError, AssertionError, subprocess.TimeoutExpired):
             self._session = None
             self.call("Browser.close")

@@ -1,4 +1,4 @@
-"""A camp of two agents, and camps with one thing wrong each."""
+"""A valid environment of two agents, and variants with one error each."""
 
 import torch
 from tensordict import TensorDict
@@ -14,7 +14,7 @@ def flag(*shape):
 
 
 class Camp(EnvBase):
-    """A right one: the first agent dies in the second step, the time limit is four steps."""
+    """The valid one: the first agent dies in the second step, the time limit is four steps."""
 
     max_steps = 4
 
@@ -91,7 +91,7 @@ class Camp(EnvBase):
 
 
 def wrong(change):
-    """A camp of which a step gives something else."""
+    """A camp whose steps return changed data."""
 
     class Wrong(Camp):
         def _step(self, tensordict):
@@ -153,7 +153,7 @@ def asleep_at_the_limit(env, out):
 
 
 class Buffer(Camp):
-    """Writes into the observation it gave."""
+    """Overwrites the observation that it returned."""
 
     def draw(self):
         return self.seen.copy_(super().draw())
@@ -202,7 +202,7 @@ class RefusesTheDead(Camp):
 
 
 class Overwrites(Camp):
-    """The environment starts anew inside the step; the reset has nothing left to do."""
+    """Starts the next episode inside the step, so that the reset does nothing."""
 
     def _step(self, tensordict):
         out = super()._step(tensordict)

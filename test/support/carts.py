@@ -1,4 +1,4 @@
-"""Carts whose observations say what happened, to work delays and noise out by hand."""
+"""Carts whose observations show the executed actions, to check delays and noise exactly."""
 
 import torch
 from torchrl.data import Bounded, Unbounded
@@ -10,10 +10,10 @@ N = 2
 
 
 class Carts(MarlEnv):
-    """Two carts; each sees the number of steps, the action that was executed, and its speed.
+    """Two carts; each observes the number of steps, the executed action, and its speed.
 
-    Env i ends after ``lengths[i]`` steps. ``acts`` holds, for each step, who acts in it; where an
-    agent does not, its observation is NaN.
+    Env i ends after ``lengths[i]`` steps. ``acts`` is the mask of each step; the observation of a
+    masked agent is NaN.
     """
 
     def __init__(self, num_envs, lengths=None, acts=None, **kwargs):
@@ -52,7 +52,7 @@ class Carts(MarlEnv):
 
 
 def pushed(env, n_steps, forces=None):
-    """A rollout with the given forces, one a step, or 1, 2, 3, ..."""
+    """A rollout with the given forces, one per step, or with 1, 2, 3, ..."""
     numbers = torch.arange(1.0, n_steps + 1) if forces is None else torch.as_tensor(forces)
 
     def policy(td):

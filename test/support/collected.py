@@ -1,4 +1,4 @@
-"""Environments and policies to collect from, and what batches must hold."""
+"""Environments and policies for tests of collectors."""
 
 import torch
 from torchrl.envs import TransformedEnv

@@ -1,4 +1,4 @@
-"""What every environment of the package keeps to. Used by ``test_contract.py``, case by case."""
+"""The contract of every environment of the package, used by ``test_contract.py``."""
 
 import io
 import random
@@ -26,7 +26,7 @@ from torchrl_marl.specs import TeamSpec
 from torchrl_marl.specs.groups import is_lazy
 from torchrl_marl.specs.stacking import pad_group
 
-# Like no other size in any case, so that a first dim of E is the envs.
+# Different from all other sizes, so that a first dimension of E is that of the envs.
 E = 13
 LIMIT = 4
 
@@ -35,10 +35,10 @@ LIMIT = 4
 class Case:
     """An environment under the contract.
 
-    ``make(num_envs, seed, max_steps)`` builds it; ``random_starts`` tells that its episodes
-    start differently, ``agent_done`` that agents end by themselves, ``longest`` the steps after
-    which it ends whatever is done, ``lazy`` that its groups are stacked lazily; ``saved`` that
-    it has snapshots, ``rows`` that these, and a reset, are of all envs at once.
+    ``make(num_envs, seed, max_steps)`` builds it. ``random_starts``: episodes start differently.
+    ``agent_done``: agents have separate done flags. ``longest``: the largest number of steps of
+    an episode. ``lazy``: groups are stacked lazily. ``saved``: it has snapshots. ``rows``:
+    snapshots and resets are batched over envs.
     """
 
     make: Callable[[int, int, int | None], EnvBase]
@@ -52,12 +52,12 @@ class Case:
 
 
 def base_of(env: EnvBase) -> EnvBase:
-    """The environment itself, which has the snapshots, without its transforms."""
+    """The environment without its transforms, which has the snapshots."""
     return env.base_env if isinstance(env, TransformedEnv) else env
 
 
 def leaves(td: TensorDictBase, path: tuple = ()) -> Iterator[tuple[tuple, torch.Tensor]]:
-    """All tensors; of a lazily stacked group agent by agent, since they may differ in shape."""
+    """All tensors; those of a lazily stacked group per agent, since shapes may differ."""
     if is_lazy(td):
         for i, member in enumerate(td.unbind(td.stack_dim)):
             yield from leaves(member, (*path, i))
@@ -70,26 +70,26 @@ def leaves(td: TensorDictBase, path: tuple = ()) -> Iterator[tuple[tuple, torch.
 
 
 def read(td: TensorDictBase, key: tuple) -> torch.Tensor:
-    """A leaf of a group, padded where the agents' own differ in shape."""
+    """A leaf of a group, padded if the shapes of agents differ."""
     return pad_group(td.get(key[:-1])).get(key[-1])
 
 
 def draw_actions(env: EnvBase, n: int, seed: int = 0) -> list[TensorDict]:
-    """``n`` joint actions, drawn without touching anybody's random state."""
+    """``n`` random joint actions; the global random state does not change."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return [EnvBase.rand_action(env) for _ in range(n)]
 
 
 def play(env: EnvBase, td: TensorDict, actions: list[TensorDict]) -> Iterator[TensorDict]:
-    """Transitions, with what a reset of the envs that ended gave as ``"following"``."""
+    """Transitions, with the data after the reset of finished envs as ``"following"``."""
     for action in actions:
         transition, td = env.step_and_maybe_reset(td.clone(recurse=False).update(action))
         yield transition.clone().set("following", td.clone())
 
 
 def asking_reset(env: EnvBase, td: TensorDict, envs: list[int]) -> TensorDict:
-    """A copy of ``td`` that asks for new episodes in some envs."""
+    """A copy of ``td`` with the reset flags of some envs."""
     reset = torch.zeros(*env.batch_size, 1, dtype=torch.bool)
     reset[envs] = True
     return td.clone().set("_reset", reset)
@@ -109,7 +109,7 @@ def start(env: EnvBase, n_steps: int = 2) -> TensorDict:
 
 
 def environment_rows(env: EnvBase) -> dict[str, torch.Tensor]:
-    """Every tensor of the environment's state that has one row an env."""
+    """Every tensor of the environment's state with one row per env."""
     snapshot = base_of(env).snapshot()
     world = snapshot["world"] if "world" in snapshot.keys() else snapshot["simulator"]
     leaves = [(k, x) for part in ("batched", "shared") for k, x in world[part].items()]
@@ -136,9 +136,9 @@ def assert_same_rng(first: tuple, second: tuple) -> None:
 class EnvContract:
     """The contract; a subclass has ``case`` as a parameter of its class.
 
-    An environment is built once a case. ``check_marl_env`` plays it beside a twin and looks at
-    specs, flags, masks, time limits, seeds, partial resets and at what idle actions change;
-    here is what it cannot know.
+    An environment is built once per case. ``check_marl_env`` compares it with a second instance.
+    It checks specs, flags, masks, time limits, seeds, partial resets and actions of masked
+    agents. The tests here cover the rest.
     """
 
     @pytest.fixture(scope="class")
@@ -153,7 +153,7 @@ class EnvContract:
         built.set_seed(0, static_seed=True)
         return built
 
-    def test_the_check_finds_nothing(self, case, env):
+    def test_check_marl_env_passes(self, case, env):
         report = check_marl_env(env, n_steps=LIMIT + 2, make=lambda: case.make(E, 0, LIMIT))
         assert "the process's random state" not in report
         assert "another seed gives the same play" not in report or not case.random_starts
@@ -183,8 +183,8 @@ class EnvContract:
                 if case.agent_done:
                     assert td["next", name, key].shape == (E, 3, n, 1)
 
-    def test_torchrl_collects_it(self, case):
-        env = case.make(E, 0, LIMIT)  # its own, since a collector closes it at the end
+    def test_torchrl_specs_check_and_collector(self, case):
+        env = case.make(E, 0, LIMIT)  # a new one, since a collector closes it at the end
         check_env_specs(TransformedEnv(env, Compose(RewardSum(), StepCounter())))
         collector = Collector(env, frames_per_batch=4 * E, total_frames=8 * E)
         assert [batch.shape for batch in collector] == [(E, 4), (E, 4)]
@@ -192,7 +192,7 @@ class EnvContract:
 
     # ---------------------------------------------------------------------------- life cycle
 
-    def test_nothing_is_earned_before_birth_and_after_the_end(self, case, env):
+    def test_rewards_before_birth_and_after_the_end_are_zero(self, case, env):
         team, begin = TeamSpec.from_env(env), start(env, 0)
         born = {
             name: torch.zeros(E, g.n_agents, dtype=torch.bool) for name, g in team.groups.items()
@@ -207,8 +207,8 @@ class EnvContract:
                 assert not td["next", name, "reward"].squeeze(-1)[~lives].any()
                 born[name] &= ~td["next", "done"]
 
-    def test_every_env_counts_its_own_steps(self, case, env):
-        """Each ends at its time limit, where whoever lives, acting or not, is bootstrapped."""
+    def test_envs_reach_their_time_limits_independently(self, case, env):
+        """Living agents, acting or waiting, are in the mask at the time limit."""
         n = min(2, case.longest - 1)
         groups = [g for g in TeamSpec.from_env(env).groups.values() if g.mask_key is not None]
         begin = reset_some(env, start(env, n), [0, 5, 6])
@@ -227,8 +227,8 @@ class EnvContract:
 
     # ---------------------------------------------------------------------------------- seeds
 
-    def test_a_seed_gives_the_same_rollout(self, case, env):
-        """Given at the start or later, whatever is drawn elsewhere; another gives another."""
+    def test_equal_seeds_give_equal_rollouts(self, case, env):
+        """Independent of the global random state; another seed gives another start."""
         twin, actions = case.make(E, 0, LIMIT), draw_actions(env, LIMIT + 2)
         first = list(play(twin, twin.reset(), actions))
         torch.rand(3), np.random.rand(2), random.random()
@@ -241,7 +241,7 @@ class EnvContract:
             one, other = (read(x.reset(), (group, "observation")) for x in (twin, env))
             assert not torch.equal(one, other)
 
-    def test_a_policy_of_its_seed_draws_other_numbers(self, case, env):
+    def test_random_state_differs_from_a_generator_with_the_same_seed(self, case, env):
         base = base_of(env)
         own = getattr(base, "random_state", None) or getattr(base, "_random", None)
         if own is None:
@@ -253,7 +253,7 @@ class EnvContract:
 
     # -------------------------------------------------------------------------- partial reset
 
-    def test_a_partial_reset_starts_these_envs_only(self, case, env):
+    def test_partial_reset_changes_only_the_given_envs(self, case, env):
         for envs in ([0], [2, 3, 9], list(range(1, E)), []):
             td = start(env, min(2, case.longest - 1))
             running = [i for i in range(E) if i not in envs]
@@ -270,7 +270,7 @@ class EnvContract:
             if case.random_starts and envs and before:
                 assert any(not torch.equal(x[envs], after[key][envs]) for key, x in before.items())
 
-    def test_a_reset_takes_as_many_operations_for_any_number_of_envs(self, case, env):
+    def test_operations_of_a_reset_do_not_depend_on_the_envs(self, case, env):
         if not case.rows:
             pytest.skip("its environments begin one by one")
         td = start(env, min(2, case.longest - 1))
@@ -287,8 +287,8 @@ class EnvContract:
 
     # ------------------------------------------------------------------------------- snapshot
 
-    def test_a_snapshot_is_exact(self, case, env):
-        """Through a file, to itself and to another that has not begun; not to one of other size."""
+    def test_restored_snapshot_continues_exactly(self, case, env):
+        """Saved to a file; restored to itself and to a new instance, refused for another size."""
         if not case.saved:
             pytest.skip("its environment cannot be saved")
         n = min(2, case.longest - 1)

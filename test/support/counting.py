@@ -1,4 +1,4 @@
-"""A small environment whose flags are written by hand."""
+"""A small environment with scripted flags."""
 
 import torch
 from tensordict import TensorDict
@@ -10,7 +10,7 @@ from torchrl_marl.specs import AgentSpec
 
 
 class Counting(MarlEnv):
-    """Two groups; what a step gives beside observation and reward is scripted."""
+    """Two groups; all step data except observation and reward are scripted."""
 
     def __init__(self, num_envs=2, script=(), **kwargs):
         super().__init__(num_envs, **kwargs)

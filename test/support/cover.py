@@ -10,7 +10,7 @@ import pytest
 def pairwise(where: Callable[..., bool] | None = None, **axes: Iterable[Any]):
     """Parametrizes a test with few rows in which every pair of values occurs.
 
-    ``where`` takes a row by names, and tells whether the combination exists.
+    ``where`` takes a row by names, and returns whether the combination exists.
     """
     values = {name: list(choices) for name, choices in axes.items()}
     rows = cover(values, where)
@@ -22,7 +22,7 @@ def pairwise(where: Callable[..., bool] | None = None, **axes: Iterable[Any]):
 
 
 def cover(values: dict[str, list], where: Callable[..., bool] | None = None) -> list[tuple]:
-    """Rows of indices, greedily: always the one with most pairs that are not covered yet."""
+    """Rows of indices, chosen greedily: the next has the most uncovered pairs."""
     allowed = [
         row
         for row in product(*(range(len(choices)) for choices in values.values()))

@@ -1,4 +1,4 @@
-"""An environment without chance whose agents die and come back, again and again."""
+"""A deterministic environment whose agents die and respawn repeatedly."""
 
 import torch
 from torchrl.data import Bounded, Categorical, Unbounded
@@ -8,9 +8,9 @@ from torchrl_marl.envs import MarlEnv
 
 
 class Cycles(MarlEnv):
-    """Agent i lives ``lives[i]`` steps, misses ``gap`` steps, and lives again.
+    """Agent i lives ``lives[i]`` steps, is dead for ``gap`` steps, and respawns.
 
-    It observes its age, earns its age plus one, and what stands in its dead steps is ``poison``.
+    It observes its age, and earns its age plus one. Values of its dead steps are ``poison``.
     """
 
     respawns = True

@@ -1,4 +1,4 @@
-"""A critic that says what it sees."""
+"""A critic that returns its observation."""
 
 import torch
 from tensordict.nn import TensorDictModule
@@ -6,7 +6,7 @@ from torch import nn
 
 
 class Echo(nn.Module):
-    """The value is the observation, 0 for whoever is masked, as a critic of ours sees it."""
+    """The value is the observation, or 0 for masked agents."""
 
     def __init__(self, raised_by=0.0):
         super().__init__()

@@ -1,4 +1,4 @@
-"""A schema with all that settings may be: sections, tags, overrides, arguments, former names."""
+"""A schema with all kinds of settings: sections, tags, overrides, arguments, former names."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Any

@@ -1,4 +1,4 @@
-"""Teams whose weights make their agents differ, and what they do alone."""
+"""Team policies whose agents differ, compared with their exported agents."""
 
 import math
 
@@ -17,7 +17,7 @@ from torchrl_marl.specs.joining import join
 
 @torch.no_grad()
 def lively(policy, seed=0):
-    """The policy with weights by which agents and observations differ."""
+    """The policy with random weights, so that outputs differ between agents and observations."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in policy.parameters():
         scale = 1.5 / math.sqrt(max(parameter.shape[-1], 2)) if parameter.ndim > 1 else 0.3
@@ -29,7 +29,7 @@ def lively(policy, seed=0):
 
 
 def team_policy(groups, make, *, joined=False, normed=False, **settings):
-    """The actors of some groups, apart or as one."""
+    """The actors of some groups, separate or joined."""
     actors = GroupActors()
     for group in [join(tuple(groups))] if joined else groups:
         norm = ObservationNorm(group.observation_dim, kinds=group.kinds) if normed else None
@@ -38,7 +38,7 @@ def team_policy(groups, make, *, joined=False, normed=False, **settings):
 
 
 def played_alone(env, make, *, steps=24, **settings):
-    """Compares everybody of an environment's team, alone, with the team."""
+    """Compares every single agent of an environment with the team policy."""
     env = with_dense_groups(env)
     groups = list(TeamSpec.from_env(env).groups.values())
     policy = team_policy(groups, make, **settings)

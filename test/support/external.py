@@ -1,4 +1,4 @@
-"""Clients of an external simulator's server: without sockets, and those of the clients folder."""
+"""Clients of the server for external simulators: without sockets, and real ones."""
 
 import contextlib
 import socket
@@ -17,7 +17,7 @@ AGENTS = {"walker": {"n": 2, "observation": 3, "action": 1}}
 
 
 class Inbox:
-    """A line that keeps what the server says."""
+    """A connection that keeps the messages of the server."""
 
     def __init__(self):
         self.frames, self.refusals = Frames(1 << 24), []
@@ -35,7 +35,7 @@ class Inbox:
 
 
 class Pen:
-    """A client whose messages are written by hand."""
+    """A client that sends the messages of a test."""
 
     def __init__(self, server, name="pen", agents=None, **more):
         self.server, self.name = server, name
@@ -62,7 +62,7 @@ class Pen:
 
 
 def all_see(*values, n=2, width=3):
-    """Observations of agents: what each sees is its value, as many times as it is wide."""
+    """Observations of agents: each is ``width`` copies of the agent's value."""
     values = values * n if len(values) == 1 else values
     return {f"walker_{i}": f32([x] * width) for i, x in enumerate(values) if x is not None}
 
@@ -72,7 +72,7 @@ def f32(values):
 
 
 def echo(td):
-    """A policy: an agent's action is what it sees first; its log-probability is that, negative."""
+    """A policy: the action is the first observed number, the log-probability its negative."""
     seen = td["walker", "observation"]
     td["walker", "action"] = seen[..., :1].clone()
     td["walker", "action_log_prob"] = -seen[..., 0]
@@ -80,14 +80,14 @@ def echo(td):
 
 
 def make_server(policy=echo, agents=None, state_size=None, **options):
-    """A server that answers when the test says ``server.flush()``."""
+    """A server that answers when the test calls ``server.flush()``."""
     server = ActionServer(Declared.read(agents or AGENTS, state_size), policy, **options)
     server.schedule = lambda flush: None
     return server
 
 
 class Clock:
-    """A time that passes when the test says so."""
+    """A clock that the test sets."""
 
     def __init__(self):
         self.now = 0.0
@@ -104,9 +104,9 @@ def free_port():
 
 @contextlib.contextmanager
 def playing(run, make_clients):
-    """Lets each client play in a thread of its own: ``run(number, client)``.
+    """Runs each client in a separate thread: ``run(number, client)``.
 
-    They end with the context: what they raise afterwards is not told.
+    The threads end with the context; their later errors are ignored.
     """
     clients, failures = make_clients(), []
 
@@ -137,7 +137,7 @@ def _refuse():
 
 @contextlib.contextmanager
 def meeting(port, n=2, caller=False):
-    """Clients that play the example's environment."""
+    """Running clients of the example's environment."""
     from example_meet import Meet, play
     from torchrl_marl_client import Client
 

@@ -1,6 +1,6 @@
-"""An arena that fails when it is ordered to, by a file in a folder; each order is carried out once.
+"""An arena that fails on request: by a file in a folder, which it removes.
 
-It is given as ``env.library=path/to/failing_arena.py:FailingArena``.
+It is used as ``env.library=path/to/failing_arena.py:FailingArena``.
 """
 
 import os
@@ -13,7 +13,7 @@ from torchrl_marl.errors import SimulatorStateError
 
 
 class FailingArena(Arena):
-    """Carries out the orders ``raise``, ``kill`` and ``hang``; ``always`` again and again."""
+    """Executes ``raise``, ``kill`` and ``hang`` once, and ``always`` in every step."""
 
     def __init__(self, num_envs, *, orders, **kwargs):
         self.orders = Path(orders)
@@ -33,7 +33,7 @@ class FailingArena(Arena):
         return super()._step(tensordict)
 
     def carry_out(self, order):
-        """Fails."""
+        """Fails in the given way."""
         if order == "raise":
             raise ValueError("the engine stumbled")
         if order == "kill":
@@ -42,8 +42,8 @@ class FailingArena(Arena):
 
 
 class ForgetfulArena(FailingArena):
-    """Cannot be put back to where it was."""
+    """Has no snapshots, so its state cannot be restored."""
 
     def snapshot(self):
-        """There is none."""
+        """Raises, since there is none."""
         raise SimulatorStateError("no state of the arena can be had")

@@ -1,4 +1,4 @@
-"""Films of environments: a small one, the frames of a file, and a film beside its episodes."""
+"""Films of environments: a small environment, frames of a file, a film with its episodes."""
 
 import numpy as np
 from PIL import Image
@@ -21,7 +21,7 @@ def frames_of(path):
 
 
 def film_of(env, policy=None, shown=1, **kwargs):
-    """A film, and the episodes that an evaluation played meanwhile."""
+    """A film, and the episodes of the evaluation that it shows."""
     team = TeamSpec.from_env(env)
     film = Film(env, team, shown)
     settings = {"episodes": env.batch_size.numel(), "seed": 3, **kwargs}

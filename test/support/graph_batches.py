@@ -1,4 +1,4 @@
-"""Collectors by graphs and by eager steps, and their batches."""
+"""Collectors with graphs and with eager steps, and their batches."""
 
 import torch
 
@@ -12,7 +12,7 @@ SMALL = NetworkConfig(num_cells=[8])
 
 
 def dropout(**kwargs):
-    """A small scenario: two agents, one step a tenth of the operations of balance."""
+    """A small scenario: two agents; a step has a tenth of the operations of balance."""
     settings = {"num_envs": 6, "seed": 0, "max_steps": 7, "info": False, "n_agents": 2, **kwargs}
     return VmasEnv("dropout", **settings)
 

@@ -1,4 +1,4 @@
-"""Environments whose steps are graphs, beside eager ones."""
+"""Environments whose steps are graphs, and eager ones to compare with."""
 
 import pytest
 import torch
@@ -29,14 +29,14 @@ def simulator_rows(env):
 
 
 def assert_seen(env, td):
-    """What a reset gave is what the simulator shows; infos may tell of the step before."""
+    """Asserts that reset data equal the simulator's; infos may be those of the last step."""
     seen = env._read()
     keys = [key for key in seen.keys(True, True) if "info" not in key]
     assert_same(seen.select(*keys), td.select(*keys))
 
 
 class Own(vmas.make_env("dropout", 1).scenario.__class__):
-    """A scenario with a wind that blows in all envs alike, and a number of its own."""
+    """A scenario with a wind that all envs share, and an extra number."""
 
     force = 1.0
 

@@ -1,4 +1,4 @@
-"""Isaac Lab's tasks as environments of a team."""
+"""Isaac Lab's tasks as multi-agent environments."""
 
 import contextlib
 import gc
@@ -18,7 +18,7 @@ NAMES = [f"robot_{i}" for i in range(4)]
 
 @contextlib.contextmanager
 def simulated():
-    """Isaac Lab's own package with tasks of ours, on stand-ins for the simulator below it."""
+    """Isaac Lab's package with the tasks of this folder, on stand-ins for the simulator."""
     source = source_of_isaac_lab()
     if source is None:
         pytest.skip(HOW)
@@ -51,7 +51,7 @@ def robots(isaac, num_envs=5, seed=0, max_steps=None, settings=None, **kwargs):
 
 
 def told(env, n, key, group="robot"):
-    """What the first env says of its agents in ``n`` steps."""
+    """A leaf of the first env's agents over ``n`` steps."""
     td = env.rollout(n, break_when_any_done=False)["next"]
     x = td[group, key] if group else td[key]
     return x[0].reshape(n, -1).int().tolist()

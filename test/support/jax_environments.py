@@ -1,4 +1,4 @@
-"""JaxMARL's environments that several tests play."""
+"""JaxMARL's environments that several tests use."""
 
 from contract import E
 
@@ -12,5 +12,5 @@ def spread(**kwargs):
     return JaxMarlEnv(SPREAD, **kwargs)
 
 
-# Of environments of several rounds; compiled once for all tests of an environment.
+# Settings for environments with rounds; equal in all tests, so each is compiled once.
 ROUNDS = {"num_envs": 2, "state": "observations", "num_inner_steps": 3, "num_outer_steps": 2}

@@ -1,4 +1,4 @@
-"""Learners that must end alike: with poison in masked slots, in one go and resumed."""
+"""Learners that must end equal: with poison in masked entries, uninterrupted and resumed."""
 
 import csv
 
@@ -13,7 +13,7 @@ from torchrl_marl.runs import resume
 
 
 def assert_masked_slots_change_no_bit(one, other, env, value):
-    """Two equal learners learn the same from a batch, and from one with a value in masked slots."""
+    """Asserts that values of masked entries have no effect on what a learner learns."""
     policy = TeamPolicy(one.actors.values())
     batch = RolloutCollector(env, policy, frames_per_batch=160).rollout()
     bad = batch.clone()
@@ -40,13 +40,13 @@ def assert_masked_slots_change_no_bit(one, other, env, value):
 
 
 def trained(make, env, n_batches, seed=0):
-    """A learner, and the metrics of each batch of 40 frames that it has learned from.
+    """A trained learner, and the metrics of each batch of 40 frames.
 
     Args:
-        make: ``make(team)`` gives the learner.
-        env: where it acts.
-        n_batches: how many.
-        seed: of its networks and draws.
+        make: ``make(team)`` returns the learner.
+        env: environment of the rollouts.
+        n_batches: number of batches.
+        seed: seed of networks and random draws.
     """
     torch.manual_seed(seed)
     learner = make(TeamSpec.from_env(env))
@@ -59,7 +59,7 @@ def trained(make, env, n_batches, seed=0):
 
 
 def same_weights(*modules):
-    """By a row's and a column's number, so that a group's are those that it has beside others."""
+    """Sets weights by row and column, so that they are equal in joined and separate networks."""
     for module in modules:
         for name, parameter in module.named_parameters():
             value = 3.0 * torch.arange(parameter.shape[-1])
@@ -69,12 +69,12 @@ def same_weights(*modules):
 
 
 def rows_of_a_run_that_resumes_to_the_bit(recipe, folder, stops):
-    """The metrics of a run, which is the same when it is stopped and resumed.
+    """Asserts that a stopped run resumes exactly; returns the metrics of the whole run.
 
     Args:
-        recipe: ``recipe(folder)`` gives its settings.
-        folder: for its folders.
-        stops: after which iterations it is stopped, each time anew.
+        recipe: ``recipe(folder)`` returns the settings.
+        folder: parent of the run folders.
+        stops: iterations after which a run is stopped, each in a new run.
     """
     torchrl_marl.train(recipe(folder / "whole"))
     for n in stops:
@@ -91,7 +91,7 @@ EXACT = {"rtol": 0.0, "atol": 0.0}
 
 
 def assert_same_learning(one, other, **tolerance):
-    """Two trainings, (learners, metrics), have ended with the same states, on the same way."""
+    """Asserts that two trainings, (learners, metrics), have equal states and metrics."""
     (learners, metrics), (others, found) = one, other
     for mine, theirs in zip(learners, others, strict=True):
         for name, x in mine.state_dict().items():

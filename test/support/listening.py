@@ -1,4 +1,4 @@
-"""Sockets that a process and those that it has started listen at, from ``/proc``."""
+"""Listening sockets of a process and its descendants, from ``/proc``."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ LISTENS = "0A"
 
 
 def listening(pid):
-    """Address and port -> the command of the process, of all sockets that are listened at."""
+    """Address and port -> command of the process, for all listening sockets."""
     inodes = {}
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
@@ -29,7 +29,7 @@ def listening(pid):
 
 
 def descendants(pid):
-    """Folders in ``/proc`` of a process, of its children, and of theirs."""
+    """Folders in ``/proc`` of a process and its descendants."""
     children = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""Lives of a group's agents, at random: births, waits, deaths, time limits; and plain sums of them.
+"""Random lives of agents with births, waiting, deaths and time limits, and reference returns.
 
-What is expected is worked out agent by agent and step by step, in Python's numbers, from what an
-environment says: masks, ends and rewards.
+Expected values are computed per agent and step with Python numbers, from masks, done flags and
+rewards.
 """
 
 import random
@@ -18,15 +18,15 @@ def _flags(ended):
 
 
 class Lives:
-    """Plays envs whose agents are born, wait and end at random.
+    """Simulates envs whose agents are born, wait and end at random.
 
     Args:
-        n_envs, n_agents: how many.
-        seed: of everything.
+        n_envs, n_agents: numbers of envs and agents.
+        seed: seed of all random draws.
         waits: whether agents wait between their turns.
-        cuts: whether single agents are cut off by a time limit of their own.
+        cuts: whether single agents may be truncated.
         births: whether agents may be born late.
-        respawns: whether those that ended may come back.
+        respawns: whether agents may respawn after their end.
     """
 
     def __init__(
@@ -114,10 +114,10 @@ class Plain:
     """Flags and rewards of each agent and step, as plain lists.
 
     Args:
-        batch: ``[E, T]``, from the begin of an episode on.
-        name: of the group.
-        teams: the agents of each team; by default all are one.
-        learns: who learns, ``[E][N]``; by default all do.
+        batch: ``[E, T]``, starting with an episode.
+        name: name of the group.
+        teams: the agents of each team; by default one team of all.
+        learns: mask of learning agents, ``[E][N]``; by default all.
     """
 
     def __init__(self, batch, name, teams=None, learns=None):
@@ -151,7 +151,7 @@ class Plain:
         return next(team for team in self.teams if i in team)
 
     def mean(self, e, i, rows, counts):
-        """The mean of rows over those of an agent's team who count and learn; 0 of nobody."""
+        """The mean of rows over the counting and learning agents of a team; 0 if there are none."""
         who = [j for j in self.team(i) if counts[j] and self.learns[e][j]]
         return sum(rows[j] for j in who) / len(who) if who else 0.0
 
@@ -164,13 +164,13 @@ class Plain:
         return self.mean(e, i, self.reward[e][t], self.alive[e][t])
 
     def cut_off(self, e, t, i):
-        """Whether an agent's life, or its team's time, is cut off in a step."""
+        """Whether an agent is truncated in a step and not terminated."""
         _, own = self.ends["truncated"]
         _, over = self.ends["terminated"]
         return self.alive[e][t][i] and own[e][t][i] and not over[e][t][i]
 
     def follows(self, e, t, i):
-        """Whether what follows a step can be read for an agent."""
+        """Whether an agent has a valid next observation after a step."""
         return self.seen[e][t][i] or self.cut_off(e, t, i)
 
     def window(self, e, t, n):
@@ -190,7 +190,7 @@ class Plain:
         return sum(gamma ** (s - t) * self.earned(e, s, i, **kwargs) for s in steps)
 
     def worth(self, e, t, i, values, bootstrap="team"):
-        """Returns the value of the next step to an agent, from the agents that can be read."""
+        """Returns the bootstrap value of an agent, from agents with a valid next observation."""
         follows = [self.follows(e, t, j) for j in range(self.n_agents)]
         over = self.ends["terminated"][bootstrap == "agent"][e][t]
         over = over[i] if bootstrap == "agent" else over

@@ -19,7 +19,7 @@ def networks(group, *, centralized=True, config=SMALL, **kwargs):
 
 
 def gradients(loss, td):
-    """Those of each loss by its own parameters."""
+    """The gradient of each loss with respect to its parameters."""
     own = {
         "loss_actor": loss.actor_network.parameters(),
         "loss_value": loss.qvalue_network.parameters(),

@@ -10,7 +10,7 @@ from torchrl_marl.specs import Hybrid
 
 # name: (agents, observation features, actions)
 KINDS = {"cat": (2, 4, 2), "mouse": (3, 6, 4)}
-# what the agents' own states are: columns of their noise, what they observe, or the team's state
+# the agents' states: columns of their noise, their observations, or the state of the team
 STATES = {
     "own": lambda noise, o: noise[..., : 9 - o],
     "seen": lambda noise, o: noise[..., :o],
@@ -25,7 +25,7 @@ LAYOUTS = {
 
 
 class Meadow(MarlEnv):
-    """Agents see noise and how old they are; near actions earn, by agent or for the team.
+    """Agents observe noise, a goal and their age; actions near the goal are rewarded.
 
     Agent i is born in step ``i % 3`` and dies 2 to 7 steps later, at random.
     """
@@ -124,7 +124,7 @@ def action_of(kind, a):
 
 
 def make_meadow(num_envs=8, layout="one", actions="bounded", **kwargs):
-    """Dense, padded where the group is heterogeneous."""
+    """A meadow with dense groups, padded if a group is heterogeneous."""
     return with_dense_groups(
         Meadow(num_envs, layout, actions, **{"seed": 0, "max_steps": 6} | kwargs)
     )

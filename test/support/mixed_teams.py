@@ -1,4 +1,4 @@
-"""Teams of agents that differ, what they see, and the sizes of their networks."""
+"""Heterogeneous teams, their observations, and the sizes of their networks."""
 
 import torch
 from tensordict import TensorDict
@@ -10,7 +10,7 @@ H = 8
 
 
 def observed(team, *batch, seed=0, alive=0.7):
-    """What a team sees, padded; someone lives, someone not."""
+    """Random padded observations of a team, with random masks."""
     generator = torch.Generator().manual_seed(seed)
     td = TensorDict({}, batch)
     for name, group in team.groups.items():

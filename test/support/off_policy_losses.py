@@ -1,4 +1,4 @@
-"""Steps for losses of stored steps, and what must change no loss: poison, order, neighbors."""
+"""Transitions for off-policy losses, and invariances: masked values, order, other groups."""
 
 import torch
 from samples import POISON, assert_same, make_group, make_trajectory, poisoned
@@ -9,14 +9,14 @@ from torchrl_marl.specs.joining import join
 
 
 def steps(group, *batch, seed=0, alive=0.7):
-    """Random actions and what followed; masks and flags need not make sense together."""
+    """Random transitions; masks and flags may be inconsistent."""
     td = make_trajectory(group, *batch, seed=seed, alive=alive)
     torch.manual_seed(seed)
     return RandomActor(group)(td)
 
 
 def one_step_of_two(action, mask=(True, True), next_mask=(True, True), **flags):
-    """Two agents see 1 and 2, then 2 and 4, and earn 1 and 5; ``flags`` say who ends how."""
+    """Two agents observe 1 and 2, then 2 and 4, and earn 1 and 5; ``flags`` are done flags."""
     off = {"terminated": [[False], [False]], "truncated": [[False], [False]]} | flags
     done = (torch.tensor(off["terminated"]) | torch.tensor(off["truncated"])).unsqueeze(0)
     own = {key: torch.tensor([x]) for key, x in off.items()} | {"done": done}
@@ -35,7 +35,7 @@ def one_step_of_two(action, mask=(True, True), next_mask=(True, True), **flags):
 
 
 def cats_and_mice(kind, sizes, *batch, **settings):
-    """Two groups of other sizes, and a batch of both."""
+    """Two groups of different sizes, and a batch of both."""
     cats, mice = (
         make_group(kind, n, name=name, o=o)
         for n, name, o in zip(sizes, ("cat", "mouse"), (4, 3), strict=True)
@@ -46,7 +46,7 @@ def cats_and_mice(kind, sizes, *batch, **settings):
 
 
 def side_by_side(groups, td):
-    """The groups of a batch as one, and the batch with it."""
+    """The joined group of several groups, and its batch."""
     joined = join(groups)
     now = joined.gather(td, leaves=("action",), flags=False)
     then = joined.gather(td["next"], leaves=("reward",), flags=True)
@@ -56,13 +56,13 @@ def side_by_side(groups, td):
 
 
 def load_rows(network, joined, i):
-    """The parameters of the i-th group's network, of those that are stacked and padded."""
+    """Copies the i-th group's parameters from the stacked and padded ones."""
     for mine, theirs in zip(network.parameters(), joined.parameters(), strict=True):
         mine.data.copy_(theirs.data[i][tuple(slice(0, n) for n in mine.shape)])
 
 
 def gradients_of(terms, own):
-    """The terms, and the gradient of each named loss by its own parameters."""
+    """The terms, and the gradient of each named loss with respect to its parameters."""
     found = []
     for name, parameters in own.items():
         found += torch.autograd.grad(terms[name].sum(), list(parameters), retain_graph=True)
@@ -70,18 +70,18 @@ def gradients_of(terms, own):
 
 
 def rows_moved(term, parameter):
-    """Which rows of a parameter have a gradient."""
+    """Indices of the rows of a parameter with nonzero gradient."""
     (found,) = torch.autograd.grad(term, [parameter], retain_graph=True)
     return [i for i, row in enumerate(found) if bool((row != 0).any())]
 
 
 def assert_poison_changes_no_bit(gradients, loss, td, *, ends_of_team=False, masks=False):
-    """What stands in masked slots changes no bit of losses, errors and gradients.
+    """Asserts that masked values do not affect losses, TD errors and gradients.
 
     Args:
-        gradients: ``gradients(loss, td)`` gives losses by name, and gradients.
-        ends_of_team: who is cut off with the team is seen once more, too.
-        masks: masks of actions are poisoned, too.
+        gradients: ``gradients(loss, td)`` returns losses by name, and gradients.
+        ends_of_team: the next observation also counts if the team is truncated.
+        masks: action masks are poisoned, too.
 
     Returns:
         The gradients, which are finite.
@@ -116,7 +116,7 @@ def _cut_off(flags):
 
 
 def assert_order_changes_nothing(loss, td, order):
-    """Agents in another order have the same losses and metrics."""
+    """Asserts that losses and metrics do not depend on the order of agents."""
     other = td.clone()
     for key in td.keys(True, True):
         if isinstance(key, tuple) and loss.group.name in key:

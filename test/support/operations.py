@@ -4,7 +4,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class CountOperations(TorchDispatchMode):
-    """Counts the tensor operations that run inside of it."""
+    """Counts the tensor operations that run inside the context."""
 
     def __init__(self):
         super().__init__()

@@ -12,7 +12,7 @@ DOG = AgentSpec("dog", 1, Unbounded((1,)), Bounded(-2, 2, (1,)))
 
 
 class Pets(MarlEnv):
-    """Cats and dogs in one group; what a step gives beside observation and reward is scripted."""
+    """Cats and dogs in one group; step data except observation and reward are scripted."""
 
     def __init__(self, num_envs=2, script=(), form="by_kind", specs=(CAT, DOG), **kwargs):
         super().__init__(num_envs, **kwargs)

@@ -1,4 +1,4 @@
-"""A toy environment whose state is a picture."""
+"""A toy environment whose state is an image."""
 
 import torch
 from torchrl.data import Unbounded
@@ -7,7 +7,7 @@ from torchrl_marl.envs.toy import Arena
 
 
 class PicturedArena(Arena):
-    """An arena whose state is a picture of 6 x 6 pixels."""
+    """An arena whose state is an image of 6 x 6 pixels."""
 
     def register_state(self, spec):
         super().register_state(Unbounded((6, 6, 3)))

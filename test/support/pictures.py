@@ -1,4 +1,4 @@
-"""Groups that see pictures."""
+"""Groups with image observations."""
 
 import torch
 from torchrl.data import Bounded, Categorical

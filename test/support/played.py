@@ -6,12 +6,12 @@ from torchrl_marl.envs import PettingZooEnv
 
 
 def rows(td, group, leaf):
-    """A leaf of the only copy, step by step."""
+    """A leaf of the first env, step by step."""
     return td[group, leaf].squeeze(-1)[0].tolist()
 
 
 def roll(world, n_steps, **kwargs):
-    """A rollout with all actions 1, of one copy."""
+    """A rollout of one env in which all actions are 1."""
     env = PettingZooEnv(world, seed=0, **kwargs)
 
     def policy(td):

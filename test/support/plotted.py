@@ -1,4 +1,4 @@
-"""Run folders to draw, and what a figure shows."""
+"""Run folders for tests of plots."""
 
 import json
 
@@ -28,7 +28,7 @@ def make_run(folder, seed=0, rewards=(1.0, 2.0, 3.0), last="", **overrides):
 
 
 def make_groups_run(folder, seed=0, **overrides):
-    """Of two groups, whose figures have nothing in common."""
+    """A run folder with two groups that have different values."""
     run = make_run(folder, seed, **overrides)
     head = "iteration,frames,cats/episode_reward,dogs/episode_reward"
     (run / "metrics.csv").write_text(f"{head}\n1,640,1,-10\n2,1280,2,-20\n")

@@ -1,4 +1,4 @@
-"""Networks for losses of PPO, and what a loss and its gradients are."""
+"""Networks and batches for PPO losses, and comparisons of losses and gradients."""
 
 import math
 
@@ -21,7 +21,7 @@ def make_networks(group, *, centralized=True, value_norm=None, share=True, seed=
     config = NetworkConfig(num_cells=[8], share_params=share)
     actor = make_actor(group, config)
     critic = make_critic(group, config, centralized=centralized, value_norm=value_norm)
-    # The first weights are tuned for small outputs; here differences are to be seen.
+    # The initialization gives small outputs; the noise makes differences visible.
     with torch.no_grad():
         for parameter in (*actor.parameters(), *critic.parameters()):
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -29,7 +29,7 @@ def make_networks(group, *, centralized=True, value_norm=None, share=True, seed=
 
 
 def outcome(loss, td, seed=0):
-    """Outputs and gradients."""
+    """Outputs and gradients of a loss."""
     parameters = [p for p in loss.parameters() if p.requires_grad]
     for parameter in parameters:
         parameter.grad = None
@@ -50,7 +50,7 @@ def assert_same_outcome(one, other, keys=None):
 
 
 class Constants(nn.Module):
-    """Outputs that are parameters: [B, N, K], whatever the input."""
+    """Outputs that are parameters, independent of the input: [B, N, K]."""
 
     def __init__(self, values):
         super().__init__()

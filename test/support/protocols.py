@@ -1,9 +1,9 @@
-"""What an object lacks of a protocol; from Python 3.12 on ``isinstance`` sees no submodules."""
+"""Missing members of a protocol; from Python 3.12 on ``isinstance`` ignores submodules."""
 
 from typing import Any
 
 
 def lacks(thing: Any, protocol: type) -> list[str]:
-    """Returns the names of a protocol that a thing has not."""
+    """Returns the names of a protocol that an object lacks."""
     methods = [name for name in vars(protocol) if not name.startswith("_")]
     return [name for name in (*protocol.__annotations__, *methods) if not hasattr(thing, name)]

@@ -1,4 +1,4 @@
-"""Learners that learn from whole batches, and from parts of them as one of several ranks."""
+"""Learners that learn from whole batches, or as one of several ranks from parts of them."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ E, T = 8, 10
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """How they learn, and on which layout of the meadow."""
+    """Settings of the learners, and the layout of the meadow."""
 
     layout: str = "two"
     execution: str = "eager"
@@ -51,14 +51,14 @@ def learners_of(case, own):
 
 
 def numbers_of(learners):
-    """All that was learned, in one row, and what is counted beside it."""
+    """All parameters and all buffers of the learners, each flattened."""
     weights = [p.detach().reshape(-1) for one in learners for p in one.parameters()]
     buffers = [b.detach().double().reshape(-1) for one in learners for b in one.buffers()]
     return torch.cat(weights), torch.cat(buffers)
 
 
 def alone(case):
-    """The batches of a run in one process, before they were learned from; and what came of it."""
+    """Batches, learners, metrics and initial parameters of training in one process."""
     learners = learners_of(dataclasses.replace(case, execution="eager"), range(SHARDS))
     env = make_meadow(E, case.layout, actions=case.actions)
     policy = TeamPolicy(actor for one in learners for actor in one.actors.values())
@@ -75,7 +75,7 @@ def alone(case):
 
 
 def split(case, ranks, batches, naive=False):
-    """Learns from the own part of each batch; ``naive``: with averaged gradients, and no more."""
+    """Learns from this rank's part of each batch; ``naive``: only gradients are averaged."""
     per = SHARDS // ranks.size
     learners = learners_of(case, range(ranks.rank * per, (ranks.rank + 1) * per))
     rows = E // ranks.size
@@ -92,13 +92,13 @@ def split(case, ranks, batches, naive=False):
         else:
             with ranks.active():
                 metrics.append([one.learn(own) for one in learners])
-    # Recording a graph runs an update, of the first batch.
+    # Recording a graph runs one update with the first batch.
     counted = counted[len(learners) :]
     return learners, metrics, sum(n for n, _ in counted) / sum(updates for _, updates in counted)
 
 
 def counting(run, ranks, counted):
-    """A learner's updates, whose messages and number are noted."""
+    """Wraps a learner's updates, and counts messages and updates."""
 
     def counting_run(frames, epochs):
         before = ranks.messages
@@ -110,7 +110,7 @@ def counting(run, ranks, counted):
 
 
 def average_gradients(learner, ranks):
-    """What data parallelism as it is sold does: means of the ranks' means, statistics apart."""
+    """Plain data parallelism: gradients are averaged over ranks, statistics are separate."""
     if hasattr(learner.updates, "averaged"):
         return
     clips = learner.updates.clips
@@ -132,7 +132,7 @@ def average_gradients(learner, ranks):
 
 
 def compare(ranks, case, naive=False):
-    """How far ranks end from one process, in parts of what was learned, and other figures."""
+    """Differences between ranks and one process, relative to the change, and other figures."""
     with SINGLE_PROCESS.active():
         batches, learners, expected, begun = alone(case)
     own, metrics, messages = split(case, ranks, batches, naive)
@@ -160,5 +160,5 @@ def compare(ranks, case, naive=False):
 
 
 def compare_all(ranks, cases):
-    """Figures of each case, by name."""
+    """Results of :func:`compare` for each case, by name."""
     return {name: compare(ranks, **case) for name, case in cases.items()}

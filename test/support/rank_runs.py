@@ -1,4 +1,4 @@
-"""Runs of two ranks, with what befalls them, in one pair of processes."""
+"""Runs of two ranks in one pair of processes: trained, resumed, interrupted and failed."""
 
 import contextlib
 import io
@@ -23,7 +23,7 @@ TALK = {
 
 
 def arena(folder, **overrides):
-    """Two groups, each with deaths, epochs of its own and statistics of observations."""
+    """Two groups, each with deaths, a separate number of epochs and observation statistics."""
     more = {
         "env": {"kwargs": {"n_groups": 2}},
         "distributed": {"collectors": 4},
@@ -33,13 +33,13 @@ def arena(folder, **overrides):
 
 
 def talk(folder):
-    """Networks that remember, critics too, of agents that talk."""
+    """Recurrent actors and critics with communication."""
     config = small_config("toy_echo_rmappo_talk", folder=str(folder), **TALK)
     return torchrl_marl.recipes.read_config(config, {"distributed": {"collectors": 2}})
 
 
 def early(folder):
-    """Ends at a return; the clock says when it is saved, and an evaluation is due now and then."""
+    """Stops at a return, with checkpoints by time and periodic evaluations."""
     return arena(
         folder,
         stop_at_return=0.5,
@@ -49,7 +49,7 @@ def early(folder):
 
 
 def runs_of_a_rank(folder):
-    """Trains, resumes, is interrupted, disagrees and fails; returns what each came to."""
+    """Trains, resumes, is interrupted, disagrees and fails; returns the outcomes."""
     rank = int(os.environ["RANK"])
     said, written = io.StringIO(), []
     sys.addaudithook(noting_writes(folder, written))
@@ -72,7 +72,7 @@ def runs_of_a_rank(folder):
 
 
 def noting_writes(folder, written):
-    """An audit hook that notes the files in a folder that are opened to be written."""
+    """An audit hook that records the files in a folder that are opened for writing."""
     writes = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
     def note(event, args):
@@ -83,7 +83,7 @@ def noting_writes(folder, written):
 
 
 def outcome(work, at=None, then=None):
-    """The exception that a run ends with, as texts; ``then()`` is called by the second rank."""
+    """The exception of a run, as texts; the second rank calls ``then()`` in step ``at``."""
     step, steps = Arena._step, 0
 
     def counting_step(self, tensordict):

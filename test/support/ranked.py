@@ -1,4 +1,4 @@
-"""Ranks on this machine, for tests: processes that learn as one over gloo."""
+"""Ranks on this machine: processes that are connected by gloo."""
 
 import multiprocessing
 import os
@@ -10,18 +10,18 @@ import torch
 
 from torchrl_marl.runtime.ranks import Ranks
 
-# Ranks are forked from a process that has imported everything once, and has done nothing else.
+# Ranks are forked from a process that has only imported these modules.
 PRELOADED = ["torchrl_marl.training.trainer", "torchrl_marl.runs", "torchrl_marl.envs.toy"]
 
 
 def on_ranks(n, work, *args, joined=True):
-    """What ``work(ranks, *args)`` returns on each of n ranks, each a process of its own.
+    """The results of ``work(ranks, *args)`` on n ranks, each in a separate process.
 
     Args:
         n (int): number of ranks.
-        work (callable): of a module that the processes can import.
-        *args: what pickle takes.
-        joined (bool): False: ``work(*args)`` joins the others itself.
+        work (callable): function of a module that the processes can import.
+        *args: picklable arguments.
+        joined (bool): If False, ``work(*args)`` joins the other ranks itself.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
@@ -49,14 +49,14 @@ def on_ranks(n, work, *args, joined=True):
 
 
 def free_port():
-    """A port of this machine that nobody listens at."""
+    """An unused port of this machine."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]
 
 
 def variables_of(n, rank, port):
-    """What torchrun would set for a rank, and what is set here now."""
+    """The environment variables of torchrun for a rank, and those of this process."""
     return {
         **os.environ,
         "RANK": str(rank),

@@ -1,4 +1,4 @@
-"""Run folders of whole suites, made up: seeds of algorithms that rise to a return of their own."""
+"""Synthetic run folders of suites: seeds whose returns rise to a level of their algorithm."""
 
 import functools
 import json
@@ -12,7 +12,7 @@ from torchrl_marl.recipes import load_config, save_config
 HEAD = "iteration,frames,agent_frames,seconds,frames_per_second,agents/episode_reward"
 EVALUATED = "iteration,frames,seconds,return_mean,return_std,length_mean,episodes"
 
-# Task -> the random policy's return and the best.
+# Task -> return of the random policy and best return.
 WORLDS = {
     "balance": (-8.8, 46.0),
     "navigation": (-0.4, 3.1),
@@ -20,14 +20,14 @@ WORLDS = {
     "wheel": (-4.0, 1.5),
     "dispersion": (0.2, 2.6),
 }
-# Algorithm -> how far it comes, and how much seeds differ.
+# Algorithm -> reached fraction of the best return, and spread over seeds.
 ALGORITHMS = {"mappo": (0.93, 0.04), "ippo": (0.86, 0.09)}
 MORE = {"masac": (0.7, 0.2), "maddpg": (0.55, 0.15), "qmix": (0.45, 0.1)}
 
 
 @functools.cache
 def config_text(recipe, settings):
-    """The settings of a run of seed 0, given as JSON."""
+    """The config.yaml of a run with seed 0 and settings given as JSON."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.yaml"
         save_config(load_config(recipe, json.loads(settings)), path)
@@ -48,7 +48,7 @@ def write_run(
     training=True,
     **settings,
 ):
-    """A run folder of some returns of evaluations; one row of training for each, but the first."""
+    """A run folder with the given returns of evaluations, and a training row for all but one."""
     frames = [1000 * i for i in range(len(returns))] if frames is None else list(frames)
     folder = Path(folder)
     folder.mkdir(parents=True)
@@ -74,7 +74,7 @@ def write_run(
 
 
 def write_suite(folder, tasks=tuple(WORLDS), algorithms=None, seeds=5, points=25, frames=480_000):
-    """``<folder>/<task>/<algorithm>/seed<k>``, as suites lay their runs down."""
+    """Run folders ``<folder>/<task>/<algorithm>/seed<k>``, as in suites."""
     algorithms = algorithms or ALGORITHMS
     for i, task in enumerate(tasks):
         random, best = WORLDS[task]

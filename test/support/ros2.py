@@ -1,7 +1,7 @@
-"""A stand-in for rclpy and its messages: topics, timers and a clock in one process.
+"""A fake rclpy with its messages: topics, timers and a clock in one process.
 
-It is as strict as rclpy where a node could err: names of topics, types of messages and of
-parameters, and one severity for each line that logs.
+It is as strict as rclpy about names of topics, types of messages and parameters, and one
+severity for each logging call.
 """
 
 import array
@@ -20,7 +20,7 @@ class Graph:
         self.listeners = {}
 
     def publish(self, topic, message):
-        """Sends a message to the subscriptions of a topic, and keeps it."""
+        """Sends a message to the subscribers of a topic, and keeps it."""
         self.heard.setdefault(topic, []).append(message)
         for kind, receive in self.listeners.get(topic, ()):
             assert isinstance(message, kind), f"{topic} is {kind}, got {type(message)}"
@@ -53,7 +53,7 @@ class Timer:
 
 
 class Logger:
-    """Keeps what is logged; a line may log with one severity only, as in rclpy."""
+    """Keeps logged lines; each logging call may use one severity only, as in rclpy."""
 
     def __init__(self):
         self.lines, self.severities = [], {}
@@ -151,7 +151,7 @@ class Twist:
 
 
 def spin(node):
-    """Ends at once, as after an interrupt."""
+    """Returns immediately, as after an interrupt."""
 
 
 def modules():

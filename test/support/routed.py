@@ -14,7 +14,7 @@ BATCHES = [(), (5,), (2, 3)]
 
 
 def observed(widths, *batch, leaves=None, path=("agents",)):
-    """A lazily stacked group of agents that see so many numbers."""
+    """A lazily stacked group of agents with the given observation widths."""
     leaves = leaves or ["observation"] * len(widths)
     rows = [TensorDict({leaf: torch.randn(*batch, w)}, batch) for leaf, w in zip(leaves, widths)]
     td = lazy_stack(rows, len(batch))
@@ -34,7 +34,7 @@ def policy_of(o, a, leaf="observation", out="action", path=("agents",)):
 
 
 def actor_of(o, a, spec=None, leaf="observation", group="agents"):
-    """Continuous actions of ``a`` features."""
+    """An actor with continuous actions of ``a`` features."""
     net = nn.Sequential(nn.Linear(o, 2 * a), NormalParamExtractor())
     keys = {"loc": (group, "loc"), "scale": (group, "scale")}
     bounds = {} if spec is None else {"low": spec.space.low, "high": spec.space.high}
@@ -50,7 +50,7 @@ def actor_of(o, a, spec=None, leaf="observation", group="agents"):
 
 
 def chooser_of(o, n, group="agents"):
-    """One of ``n`` discrete actions."""
+    """An actor with ``n`` discrete actions."""
     logits = (group, "logits")
     return ProbabilisticActor(
         TensorDictModule(nn.Linear(o, n), in_keys=[(group, "observation")], out_keys=[logits]),
@@ -67,7 +67,7 @@ def actions(td, key=ACTION):
 
 
 def by_hand(td, players, leaf="observation", group="agents"):
-    """Each agent alone: what the module of a player makes of its observation."""
+    """The output of each agent's module for its observation."""
     members = td[group].unbind(-1)
     return [player.module(member[leaf]) for player, member in zip(players, members)]
 
@@ -78,7 +78,7 @@ def assert_actions(td, expected):
 
 
 def mixed():
-    """Two that steer with 2 and 3 features, and one that chooses of 4."""
+    """Two continuous actors with 2 and 3 features, and a discrete one with 4 actions."""
     actors = [actor_of(5, 2), actor_of(5, 3), chooser_of(3, 4)]
     policy = RoutedSequential((actors[0], [0, 3]), (actors[1], [1]), (actors[2], [2]))
     return actors, policy, lambda *batch: observed([5, 5, 3, 5], *batch)

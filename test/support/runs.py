@@ -1,4 +1,4 @@
-"""Small runs and what is compared of them."""
+"""Small runs, and comparisons of runs."""
 
 import csv
 import dataclasses
@@ -27,7 +27,7 @@ _SMALL = {
 
 
 def small_config(recipe="toy_arena_mappo", **overrides):
-    """A recipe of a few frames: 8 envs, 10 steps a batch, episodes longer than that."""
+    """A recipe with few frames: 8 envs, 10 steps per batch, and longer episodes."""
     sizes = {"total_frames": 480, "frames_per_batch": 80, "env": {"num_envs": 8, "max_steps": 13}}
     return read_config(read_config(read_config(recipe, _SMALL), sizes), overrides)
 
@@ -37,20 +37,20 @@ def replaced(config, **values):
 
 
 def table(path):
-    """The rows of a CSV file without what the clock says."""
+    """The rows of a CSV file without columns of time."""
     with Path(path).open(newline="") as file:
         rows = list(csv.DictReader(file))
     return [{k: v for k, v in row.items() if k not in CLOCK} for row in rows]
 
 
 def final_state(folder):
-    """The state of the last checkpoint, without what is said of its settings and versions."""
+    """The state of the last checkpoint, without its settings and versions."""
     state = load_checkpoint(latest_checkpoint(Path(folder)))
     return {key: value for key, value in state.items() if key != "made_by"}
 
 
 def assert_equal(one, other, path=""):
-    """Equal to the bit, whatever they are made of; the clock's entries aside."""
+    """Asserts that nested values are bitwise equal, except entries of time."""
     assert type(one) is type(other), path
     if isinstance(one, dict):
         assert set(one) == set(other), path
@@ -70,7 +70,7 @@ def assert_equal(one, other, path=""):
 
 
 def assert_same_run(one, other):
-    """Weights, optimizers, episodes, random state, metrics and evaluations."""
+    """Compares weights, optimizers, episodes, random state, metrics and evaluations."""
     assert_equal(final_state(one), final_state(other))
     for name in ("metrics.csv", "evaluation.csv"):
         assert table(Path(one) / name) == table(Path(other) / name)

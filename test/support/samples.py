@@ -24,7 +24,7 @@ POISON = (float("nan"), 1e9)
 
 
 def make_group(kind="bounded", n=3, *, mask=True, action_mask=False, state=None, name="car", o=5):
-    """A group ``car`` of n agents that see o numbers."""
+    """A group of n agents that observe o numbers."""
     spec = AgentSpec(name, n, Unbounded((o,)), ACTIONS[kind](), action_mask=action_mask)
     group = TeamSpec([spec], None if state is None else Unbounded((state,))).groups[name]
     return group if mask else without_mask(group)
@@ -35,7 +35,7 @@ def without_mask(group):
 
 
 def make_observed(group, *batch, seed=0, alive=0.7):
-    """Observations, masks and states as an environment gives them; someone lives, someone not."""
+    """Random observations, masks and states as of an environment."""
     generator = torch.Generator().manual_seed(seed)
     n = group.n_agents
     leaves = {"observation": torch.randn(*batch, n, group.observation_dim, generator=generator)}
@@ -51,7 +51,7 @@ def make_observed(group, *batch, seed=0, alive=0.7):
 
 
 def make_batch(group, actor, *batch, seed=0, alive=0.7):
-    """What a loss reads: actions of a somewhat older policy, advantages, targets, values."""
+    """A batch for a loss: actions of a slightly older policy, advantages, targets, values."""
     td = make_observed(group, *batch, seed=seed, alive=alive)
     with torch.no_grad():
         actor(td)
@@ -64,7 +64,7 @@ def make_batch(group, actor, *batch, seed=0, alive=0.7):
 
 
 def make_trajectory(group, *batch, seed=0, alive=0.7):
-    """``[*B, T]`` with rewards and flags; masks and flags need not make sense together."""
+    """``[*B, T]`` with rewards and flags; masks and flags may be inconsistent."""
     generator = torch.Generator().manual_seed(seed + 2)
     td = make_observed(group, *batch, seed=seed, alive=alive)
     following = make_observed(group, *batch, seed=seed + 3, alive=alive)
@@ -81,7 +81,7 @@ def make_trajectory(group, *batch, seed=0, alive=0.7):
 
 
 def poisoned(td, key, mask, value):
-    """A copy with what is masked at ``key`` replaced; integer entries get a large number."""
+    """A copy with masked entries at ``key`` replaced; integers become a large number."""
     td = td.clone()
     x = td[key].clone()
     if not x.is_floating_point():
@@ -92,7 +92,7 @@ def poisoned(td, key, mask, value):
 
 
 def assert_same(one, other, what=""):
-    """Equal to the bit, NaN included."""
+    """Asserts that tensors are bitwise equal, NaN included."""
     assert torch.equal(torch.nan_to_num(one, nan=12345.0), torch.nan_to_num(other, nan=12345.0)), (
         what,
         one,
@@ -102,7 +102,7 @@ def assert_same(one, other, what=""):
 
 
 def states(learners):
-    """All that learners need to resume, as a flat list of tensors."""
+    """The states of learners as a flat list of tensors."""
     found = []
 
     def walk(x):

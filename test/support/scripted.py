@@ -1,4 +1,4 @@
-"""Toy environments of PettingZoo that do what a script says; without torch, for quick workers."""
+"""Scripted PettingZoo environments; without torch, so that workers start quickly."""
 
 import random
 
@@ -10,10 +10,10 @@ BOX, PAIR = spaces.Box(-100, 100, (2,), np.float64), spaces.Discrete(2)
 
 
 class Script(ParallelEnv):
-    """Does in step t what ``steps[t]`` says: agents afterwards, who sees, who earns, who ends.
+    """Executes ``steps[t]`` in step t: agents, observations, rewards and ends after the step.
 
-    What an agent sees is its number and the time. An episode that outlives its script repeats
-    the last step.
+    An agent observes its number and the time. Episodes longer than the script repeat the last
+    step.
     """
 
     metadata = {"name": "script"}
@@ -67,7 +67,7 @@ class Script(ParallelEnv):
 
 
 class Gambler(Script):
-    """Sees and earns what the global generators draw."""
+    """Observations and rewards are drawn from the global generators."""
 
     def step(self, actions):
         seen, _, *rest = super().step(actions)
@@ -76,7 +76,7 @@ class Gambler(Script):
 
 
 class Drawn(Script):
-    """Draws what it shows when it is built."""
+    """Draws its observation when it is built."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -87,7 +87,7 @@ class Drawn(Script):
 
 
 class Faulty(Script):
-    """Raises in step 4 of its first episode, in one process only once."""
+    """Raises in step 4 of its first episode, once per instance."""
 
     def step(self, actions):
         if self.t == 3 and self.episodes == 1:
@@ -96,10 +96,10 @@ class Faulty(Script):
 
 
 class OwnSource(Script):
-    """Draws from a source of its own, which begins anew with every reset."""
+    """Draws from its own generator, which every reset seeds again."""
 
     def reset(self, seed=None, options=None):
-        self.source = random.Random(seed)  # of the clock, where there is no seed
+        self.source = random.Random(seed)  # seeded by the system if there is no seed
         self.seeds = [*getattr(self, "seeds", ()), seed]
         return super().reset(seed, options)
 
@@ -108,7 +108,7 @@ class OwnSource(Script):
 
 
 class Breaking(Script):
-    """Raises in step 4 of every episode, or at every second begin."""
+    """Raises in step 4 of every episode, or at the second reset."""
 
     def __init__(self, where, error=ValueError):
         super().__init__("bob_0", [{}])
@@ -126,10 +126,10 @@ class Breaking(Script):
 
 
 class Turns(AECEnv):
-    """Two players or more move in turn; ``plan[move]`` is what each then earns, and who ends.
+    """Two or more players move in turn; ``plan[move]`` has the rewards and ends of a move.
 
-    A move gives the mover 1 and everybody else -10, unless the plan says otherwise. What a
-    player sees is its number and how many moves were made.
+    By default a move gives the mover 1 and all others -10. A player observes its number and the
+    number of moves.
     """
 
     metadata = {"name": "turns"}
@@ -181,7 +181,7 @@ class Turns(AECEnv):
 
 
 class MaskedTurns(Turns):
-    """Tells its action mask, only action 1, in the infos of the mover alone, from a move on."""
+    """Puts its action mask in the infos of the mover only, from move ``since`` on."""
 
     def __init__(self, since=0, legal=(0, 1), **kwargs):
         super().__init__(**kwargs)

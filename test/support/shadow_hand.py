@@ -1,7 +1,7 @@
 """A Shadow hand as a USD file for Isaac Lab 3.0, from the MuJoCo model in Gymnasium-Robotics.
 
-Names are those that Isaac Lab's tasks expect: numbers of joints start at 1, and a motor pulls a
-tendon through the last two joints of each finger. Meshes are left out, the forearm's among them.
+Names are those of Isaac Lab's tasks: joint numbers start at 1, and a motor pulls a tendon
+through the last two joints of each finger. There are no meshes.
 
 ``python test/support/shadow_hand.py hand.usda`` writes the file.
 """
@@ -106,13 +106,13 @@ def bodies(model) -> Iterator[str]:
 
 
 def renamed(name: str) -> str:
-    """``robot0:FFJ0`` is ``rh_FFJ1``."""
+    """Renames, for example, ``robot0:FFJ0`` to ``rh_FFJ1``."""
     name = name.replace("robot0:", "rh_")
     return re.sub(r"(?<=J)\d$", lambda digit: str(int(digit[0]) + 1), name)
 
 
 def moved(outer, inner):
-    """A pose that is given in the frame ``outer``."""
+    """A pose in the frame ``outer``, transformed to the parent frame."""
     place = np.zeros(3)
     mujoco.mju_rotVecQuat(place, inner[0], outer[1])
     return outer[0] + place, turned(outer[1], inner[1])

@@ -1,4 +1,4 @@
-"""Networks of every way of sharing, for teams of equal agents and of others."""
+"""Networks for every kind of sharing, for homogeneous and heterogeneous teams."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def config_of(mode, **kwargs):
 
 
 def make(mode, team=SAME, *, gain=1.0, seed=0, **kwargs):
-    """A network whose biases are not 0."""
+    """A network with nonzero biases."""
     torch.manual_seed(seed)
     network = make_shared_mlp(*team, config_of(mode, **kwargs), gain=gain)
     rows = [stack[i].row() for stack in stacks_of(network) for i in range(len(team[0]))]

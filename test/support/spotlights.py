@@ -1,4 +1,4 @@
-"""An environment of pictures: two guards who each see a light."""
+"""An environment with image observations: two guards who each see a light."""
 
 import torch
 from tensordict import TensorDict
@@ -9,7 +9,7 @@ from torchrl_marl.envs import MarlEnv
 
 
 class Spotlights(MarlEnv):
-    """Every agent sees a light in a quarter of its picture, and earns 1 for naming the quarter."""
+    """Every agent sees a light in one quarter of its image; naming the quarter earns 1."""
 
     def __init__(self, num_envs, **kwargs):
         super().__init__(num_envs, **kwargs)

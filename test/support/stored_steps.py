@@ -1,4 +1,4 @@
-"""Steps of a team to store, and a store that has begun anew."""
+"""Transitions of a team, and a replay buffer that has wrapped around."""
 
 import torch
 from tensordict import TensorDict
@@ -18,7 +18,7 @@ KEYS = [
 
 
 def some_batch(n_steps, n_envs=E, n_agents=3):
-    """Steps of which one in ten ends an episode; masks and ends need not make sense together."""
+    """Random steps, of which about one in ten ends an episode; masks may be inconsistent."""
 
     def agents():
         return {
@@ -36,7 +36,7 @@ def some_batch(n_steps, n_envs=E, n_agents=3):
 
 
 def wrapped(priority=None, n_batches=9, length=7):
-    """A store that begins anew in the middle of a batch, and what it has, in order of time."""
+    """A buffer that wrapped around in the middle of a batch, and its content in order of time."""
     replay = TeamReplay(S, E, KEYS, priority)
     history = [some_batch(length) for _ in range(n_batches)]
     for batch in history:

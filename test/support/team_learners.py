@@ -1,4 +1,4 @@
-"""Learners of a team of the meadow, and what they collect."""
+"""Learners and policies for a team of the meadow."""
 
 import torch
 
@@ -22,7 +22,7 @@ def config_of(critic=None, **settings):
 
 
 def learners_of(team, config, apart=(), seed=0):
-    """``apart``: groups with settings of their own."""
+    """``apart``: groups with separate settings."""
     torch.manual_seed(seed)
     own = {name: {"gamma": 0.9 - 0.01 * i} for i, name in enumerate(apart)}
     return build_learners(team, config, own)

@@ -1,4 +1,4 @@
-"""Ranks that are threads of this process: for what is summed, without the processes."""
+"""Ranks as threads of this process, to test sums over ranks without processes."""
 
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
@@ -9,7 +9,7 @@ from torchrl_marl.runtime.ranks import Ranks
 
 
 class ThreadRanks(Ranks):
-    """One of several threads that call :func:`by_threads`'s work."""
+    """The rank of one of several threads in :func:`by_threads`."""
 
     def __init__(self, size, rank, given, barrier):
         super().__init__(size, rank)
@@ -24,7 +24,7 @@ class ThreadRanks(Ranks):
 
 
 def by_threads(work, *parts):
-    """``work(part)`` of each part, by ranks that sum over each other."""
+    """Results of ``work(part)`` for each part, on ranks that share their sums."""
     given, barrier = [None] * len(parts), Barrier(len(parts))
 
     def run(rank):

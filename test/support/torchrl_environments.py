@@ -1,7 +1,7 @@
-"""Stand-ins for games that cannot be installed here, below TorchRL's own wrappers of them.
+"""Stand-ins for games that cannot be installed here, below TorchRL's wrappers of them.
 
-The wrappers' code runs as it is (but for their checks of types, and Melting Pot's reader of
-DeepMind specs); only the simulators are made up. What a real game does beyond that is not tested.
+The code of the wrappers runs unchanged, except type checks and Melting Pot's reader of DeepMind
+specs. Only the simulators are fake, so other behavior of the real games is not tested.
 """
 
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from torchrl.envs import EnvBase, MeltingpotWrapper, SMACv2Wrapper, UnityMLAgent
 
 
 class StarCraft:
-    """Three units; unit 0 dies in step 2; won in step 6, or over by time in step ``limit``."""
+    """Three units; unit 0 dies in step 2; won in step 6, or truncated in step ``limit``."""
 
     n_agents, n_actions, n_enemies = 3, 4, 2
 
@@ -62,7 +62,7 @@ class Smac(SMACv2Wrapper):
 
 
 class Substrate:
-    """Two players, over after three steps."""
+    """Two players and episodes of three steps."""
 
     def reset(self):
         self.steps = 0
@@ -106,7 +106,7 @@ class MeltingPot(MeltingpotWrapper):
 
 
 class Engine:
-    """Two agents that choose; agent 0 ends in step 2, agent 1 in step 4, by time if ``late``."""
+    """Two agents; agent 0 ends in step 2, agent 1 in step 4, truncated if ``late``."""
 
     def __init__(self, late, branches=(3,), continuous=0):
         spec = SimpleNamespace(discrete_branches=branches, continuous_size=continuous)
@@ -165,7 +165,7 @@ class Unity(UnityMLAgentsWrapper):
 
 
 class Crew(EnvBase):
-    """Ends of agents only, none at the root: agent i ends in step i + 2, by time if ``late``."""
+    """Done flags of agents only: agent i ends in step i + 2, truncated if ``late``."""
 
     def __init__(self, late=False, batch_size=(3,)):
         super().__init__(batch_size=torch.Size(batch_size))

@@ -1,8 +1,8 @@
-"""Prints which files of the package one iteration enters, and which modules a run has loaded.
+"""Prints the files of the package that an iteration enters, or the modules that a run loads.
 
 python -P test/support/walked.py '{"recipe": "vmas_balance_mappo", "execution": "eager"}'
 
-A process of its own: what other tests have loaded would be counted, too.
+It runs in a separate process, since modules of other tests would be counted otherwise.
 """
 
 import json
@@ -16,7 +16,7 @@ PACKAGE = Path(torchrl_marl.__file__).resolve().parent
 
 
 class Walk:
-    """Notes the files of the package whose functions are called, and of those within ``learn``."""
+    """Records the files of the package whose functions are called, in total and in ``learn``."""
 
     def __init__(self):
         self.files, self.learning = set(), set()
@@ -31,20 +31,20 @@ class Walk:
 
 
 def callers(frame):
-    """A frame, and those that it was called from."""
+    """A frame and its callers."""
     while frame is not None:
         yield frame
         frame = frame.f_back
 
 
 def is_learn(frame):
-    """Whether a frame is of a learner's ``learn``."""
+    """Whether a frame belongs to a learner's ``learn``."""
     code = frame.f_code
     return code.co_name == "learn" and code.co_filename.startswith(f"{PACKAGE}/learners/")
 
 
 def walked(recipe, **overrides):
-    """The files that the second iteration enters, those within ``learn``, and what is loaded."""
+    """The files that the second iteration enters, in total and within ``learn``."""
     walk = Walk()
     with tempfile.TemporaryDirectory() as folder:
         steps = torchrl_marl.iterate(recipe, folder=f"{folder}/run", **overrides)
@@ -58,7 +58,7 @@ def walked(recipe, **overrides):
 
 
 def loaded(recipe, **overrides):
-    """The modules of the package that a whole run has loaded."""
+    """The modules of the package that a whole run loads."""
     with tempfile.TemporaryDirectory() as folder:
         torchrl_marl.train(recipe, folder=f"{folder}/run", **overrides)
     return sorted(name for name in sys.modules if name.partition(".")[0] == "torchrl_marl")

@@ -1,4 +1,4 @@
-"""Exported agents against the policy of their team, with deaths and births."""
+"""Exported agents act as the policy of their team, also with deaths and births."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ MEMORIES = ("gru", "lstm", "mingru", "lru")
 
 
 def arena(**settings):
-    """Agents are born late and die early, and several episodes are played."""
+    """Several episodes in which agents are born late and die early."""
     sizes = {"n_agents": 4, "late_spawn": 1, "years": 2, "lives": 3, "max_steps": 12, "seed": 0}
     return Arena(2, **sizes, **settings)
 
@@ -46,7 +46,7 @@ def dueling(group, config, **settings):
 class TestActors:
     @pytest.mark.parametrize("environment", WORLDS)
     @pytest.mark.parametrize("make", [make_actor, make_deterministic_actor])
-    def test_policies(self, make, environment):
+    def test_policy_actors(self, make, environment):
         joined = "groups" in environment
         found = played_alone(
             arena(**WORLDS[environment]),
@@ -61,7 +61,7 @@ class TestActors:
 
     @pytest.mark.parametrize("environment", [name for name in WORLDS if name != "continuous"])
     @pytest.mark.parametrize("make", [make_q_actor, dueling])
-    def test_values(self, make, environment):
+    def test_q_actors(self, make, environment):
         joined = "groups" in environment
         found = played_alone(
             arena(**WORLDS[environment]), make, config=NetworkConfig([8]), joined=joined
@@ -79,13 +79,13 @@ class TestActors:
 
 
 class TestObservations:
-    def test_kinds_that_see_different_leaves(self):
+    def test_kinds_with_different_observation_leaves(self):
         sees = Composite(place=Unbounded((2,)), camera=Unbounded((2, 2, 3)))
         less = Composite(place=Unbounded((3,)), camera=Unbounded((1, 2, 3)))
         kinds = [AgentSpec("a", 2, sees, Categorical(3)), AgentSpec("b", 1, less, Categorical(2))]
         assert_alone(TeamSpec({"both": kinds}), make_actor, normed=True)
 
-    def test_pictures_of_bytes(self):
+    def test_uint8_images(self):
         picture = Bounded(0, 255, (5, 4, 3), dtype=torch.uint8)
         team = TeamSpec([AgentSpec("a", 2, picture, Categorical(3))])
         assert_alone(team, make_actor, config=NetworkConfig([8], body="cnn"))
@@ -101,13 +101,13 @@ class TestObservations:
 class TestSharing:
     @pytest.mark.parametrize("kinds", [1, 2])
     @pytest.mark.parametrize("way", SETTINGS)
-    def test_every_way(self, way, kinds):
+    def test_every_kind_of_sharing(self, way, kinds):
         joined = kinds == 2
         env = arena(kinds=kinds, n_groups=kinds)
         found = played_alone(env, make_actor, config=config_of(way), joined=joined, normed=joined)
         assert (found.differ, found.largest < 1e-5) == (0, True)
 
-    def test_what_others_have_is_left_out(self):
+    def test_parameters_of_other_agents_are_not_exported(self):
         env = arena()
         groups = TeamSpec.from_env(env).groups.values()
         policy = team_policy(groups, make_actor, config=NetworkConfig([8], sharing="none"))
@@ -116,7 +116,7 @@ class TestSharing:
         [program] = one.programs()
         assert sum(p.numel() for p in program.module.parameters()) == total // 4
 
-    def test_layers_of_ones_own_are_run_for_all(self):
+    def test_custom_layer_over_all_agents(self):
         class Twice(torch.nn.Module):
             def forward(self, x):
                 return 2 * x * torch.arange(1.0, 5.0).unsqueeze(-1)
@@ -132,7 +132,7 @@ class TestSharing:
 @pytest.mark.clients
 class TestMemory:
     @pytest.mark.parametrize("kind", MEMORIES)
-    def test_every_memory(self, kind):
+    def test_every_kind_of_memory(self, kind):
         memory = MemoryConfig(kind, size=6, layers=2)
         config = RecurrentNetworkConfig([8], memory=memory, layer_norm=kind == "lru")
         found = played_alone(arena(action_mask=True), make_actor, config=config, normed=True)
@@ -140,7 +140,7 @@ class TestMemory:
 
     @pytest.mark.parametrize("way", ["none", "trunk", "agent_id", "index", "group"])
     @pytest.mark.parametrize("kind", ["gru", "lru"])
-    def test_sharing(self, kind, way):
+    def test_memory_with_every_kind_of_sharing(self, kind, way):
         index = [1, 0, 1, 1] if way == "index" else None
         memory = MemoryConfig(kind, size=6)
         config = RecurrentNetworkConfig([8], memory=memory, sharing=way, sharing_index=index)
@@ -148,8 +148,8 @@ class TestMemory:
         found = played_alone(env, make_actor, config=config, joined=True)
         assert (found.differ, found.largest < 1e-5) == (0, True)
 
-    def test_a_memory_is_forgotten_in_time(self):
-        """A player that is not told of a birth or an episode is not what its team is."""
+    def test_reset_clears_the_memory(self):
+        """Without a reset the player differs from its team."""
         env = arena()
         config = RecurrentNetworkConfig([8], memory=MemoryConfig("gru", size=6))
         group = TeamSpec.from_env(env).groups["agents"]
@@ -162,7 +162,7 @@ class TestMemory:
 
 
 class TestRefusals:
-    def test_unknown_agents(self):
+    def test_unknown_agent_raises(self):
         team = TeamSpec([AgentSpec("car", 2, Unbounded((3,)), Categorical(2))])
         actor = make_actor(team.groups["car"])
         with pytest.raises(ConfigError, match="agent is 'cra_1'; did you mean 'car_1'"):
@@ -170,7 +170,7 @@ class TestRefusals:
         with pytest.raises(ConfigError, match="no agent of this team has a network"):
             find_agents(torch.nn.Linear(1, 1))
 
-    def test_bodies_over_all_agents(self):
+    def test_body_over_all_agents_is_refused(self):
         class Hears(torch.nn.Module):
             def forward(self, features, mask, context):
                 return features.mean(-2, keepdim=True).expand_as(features), None
@@ -184,7 +184,7 @@ class TestRefusals:
 
 
 def random_data(group, seed=0):
-    """What a group may see, with everybody alive."""
+    """Random observations of a group, with all agents alive."""
     torch.manual_seed(seed)
     data = TensorDict({group.name: TensorDict({}, [5, group.n_agents])}, [5])
     for key in group.observation_keys:
@@ -208,7 +208,7 @@ def assert_equal_to(actor, group, agent, data):
 
 
 def assert_alone(team, make, *, config=None, **settings):
-    """Everybody's programs do what the actor does, on observations at random."""
+    """Asserts that the programs of all agents equal the actor on random observations."""
     config = NetworkConfig([8]) if config is None else config
     [group] = team.groups.values()
     policy = team_policy([group], make, config=config, **settings)

@@ -1,4 +1,4 @@
-"""What ``torchrl-marl export`` and ``Run.export`` write of a run, and say."""
+"""``torchrl-marl export`` and ``Run.export``: files and messages."""
 
 import pytest
 from runs import small_config
@@ -19,7 +19,7 @@ def run(tmp_path_factory):
     return torchrl_marl.train(small_config(total_frames=80, folder=str(folder), **settings))
 
 
-def test_a_run_is_exported_and_checked(run, tmp_path):
+def test_run_is_exported_and_checked(run, tmp_path):
     made = run.export(format="pt2", folder=tmp_path, steps=20)
     assert list(made.agents) == ["agent_0_0", "novice_0_0", "agent_1_0", "novice_1_0"]
     assert made.comparison.steps >= 20 and made.comparison.differ == 0
@@ -27,7 +27,7 @@ def test_a_run_is_exported_and_checked(run, tmp_path):
     assert (tmp_path / "player.py").is_file()
 
 
-def test_the_command(run, capsys):
+def test_export_command(run, capsys):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     assert cli.main(["export", str(run.folder), "--agent", "novice_1_0"]) == 0
@@ -37,7 +37,7 @@ def test_the_command(run, capsys):
     assert (run.folder / "export" / "novice_1_0" / "act.onnx").is_file()
 
 
-def test_bad_requests_are_one_sentence(run, tmp_path, capsys):
+def test_invalid_arguments_raise_one_sentence(run, tmp_path, capsys):
     def error(*arguments):
         assert cli.main(["export", *arguments]) == 2
         [line] = capsys.readouterr().err.splitlines()
@@ -58,7 +58,7 @@ def test_bad_requests_are_one_sentence(run, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("format", ["onnx", "pt2"])
-def test_a_full_disk_is_one_sentence(run, tmp_path, capsys, format):
+def test_full_disk_raises_one_sentence(run, tmp_path, capsys, format):
     resource = pytest.importorskip("resource")
     if format == "onnx":
         pytest.importorskip("onnxscript")
@@ -74,7 +74,7 @@ def test_a_full_disk_is_one_sentence(run, tmp_path, capsys, format):
     assert f"{str(tmp_path / 'out')!r} cannot be written (File too large); check the disk" in line
 
 
-def test_a_run_of_ones_own_environment(run, tmp_path):
+def test_export_with_given_environment_leaves_it_open(run, tmp_path):
     from torchrl_marl.envs import make_env
 
     again = Run.load(run.folder)

@@ -1,4 +1,4 @@
-"""Agents that talk, each alone, against their team: every kind of talk, with deaths and births."""
+"""Exported communicating agents act as their team: every kind of communication, with deaths."""
 
 import numpy as np
 import pytest
@@ -63,7 +63,7 @@ CASES += [(talk, parts) for talk in ("tarmac", "bicnet") for parts in PARTS]
 
 
 @pytest.mark.parametrize(("talk", "parts"), dict.fromkeys(CASES))
-def test_every_kind(talk, parts):
+def test_every_kind_of_communication(talk, parts):
     memory, order = "none" if parts == "alone" else "gru", parts.partition(" ")[0]
     order = "before" if parts == "alone" else order
     found = played_alone(
@@ -75,7 +75,7 @@ def test_every_kind(talk, parts):
 
 @pytest.mark.parametrize("make", [make_deterministic_actor, make_q_actor])
 @pytest.mark.parametrize("kind", ["commnet", "bicnet"])
-def test_values_and_deterministic_actors(make, kind):
+def test_q_and_deterministic_actors(make, kind):
     found = played_alone(arena(), make, config=config_of({"kind": kind}, "lstm", "after"))
     assert (found.differ, found.largest < 1e-5) == (0, True)
 
@@ -87,7 +87,7 @@ def test_groups_of_kinds(across):
     assert (found.differ, found.largest < 1e-5) == (0, True)
 
 
-def test_groups_that_are_heard_are_exported(tmp_path):
+def test_export_requires_the_groups_that_send_messages(tmp_path):
     groups = TeamSpec.from_env(arena(n_groups=2)).groups.values()
     config = config_of({"kind": "tarmac"}, of={"across_groups": True})
     policy = team_policy(groups, make_actor, config=config, joined=True)
@@ -100,9 +100,10 @@ def test_groups_that_are_heard_are_exported(tmp_path):
 @pytest.mark.parametrize(("kind", "format"), [
     ("tarmac", "pt2"), ("later", "onnx"), ("bicnet", "onnx"), ("bicnet", "pt2"),
 ])  # fmt: skip
-def test_files(kind, format, tmp_path):
-    """One agent plays by its files, the others as they are; tarmac's in ONNX are tested in
-    ``test_decentralized.py``."""
+def test_exported_files_act_as_the_team(kind, format, tmp_path):
+    """One agent acts with its files, the others with their modules.
+
+    ONNX files of tarmac are tested in ``test_decentralized.py``."""
     if format == "onnx":
         pytest.importorskip("onnxruntime")
         pytest.importorskip("onnxscript")
@@ -118,7 +119,7 @@ def test_files(kind, format, tmp_path):
 
 
 def players(**talk):
-    """Three agents who talk."""
+    """Three communicating agents."""
     team = TeamSpec([AgentSpec("car", 3, Unbounded((3,)), Categorical(2))])
     groups = team.groups.values()
     policy = team_policy(groups, make_actor, config=config_of({"kind": "commnet", **talk}))
@@ -126,7 +127,7 @@ def players(**talk):
 
 
 class TestPlayer:
-    def test_who_is_heard(self):
+    def test_messages_in_the_inbox_affect_the_action(self):
         one, *_ = players(rounds=2)
         said = np.arange(5, dtype=np.float32)
         seen = np.ones(3)
@@ -144,18 +145,18 @@ class TestPlayer:
         np.testing.assert_allclose(acts(car_1=said), acts(car_1=said, car_2=said), rtol=1e-5)
         assert (acts(car_1=said) == acts(car_2=said)).all()
 
-    def test_what_it_says_of_itself(self):
+    def test_interface_describes_the_communication(self):
         one, *_ = players(rounds=2, links="ring")
         talk = one.interface["communication"]
         assert (talk["hears"], talk["message_size"], one.rounds) == (["car_1", "car_2"], 5, 2)
 
-    def test_gates_are_drawn(self):
+    def test_gates_are_sampled(self):
         one, *_ = players(gate=True)
         said = [one.speak(np.ones(3), deterministic=False) is None for _ in range(100)]
         assert 0 < sum(said) < 100
         assert len({one.speak(np.ones(3)) is None for _ in range(10)}) == 1
 
-    def test_the_order_of_a_step(self):
+    def test_calls_in_wrong_order_raise(self):
         one, *_ = players()
         with pytest.raises(PlayerError, match="'car_0' has not spoken in this step"):
             one.act(inbox={})
@@ -169,7 +170,7 @@ class TestPlayer:
         with pytest.raises(PlayerError, match=r"'car_1' has shape \(4,\), expected float32 \(5,\)"):
             one.act(inbox={"car_1": np.ones(4)})
 
-    def test_no_round_is_left_out(self):
+    def test_missing_round_of_messages_raises(self):
         one, *_ = players(rounds=2)
         one.speak(np.ones(3))
         with pytest.raises(PlayerError, match="has received 0 of 2 rounds, expected all but"):
@@ -186,8 +187,8 @@ class TestPlayer:
         relay.relay(back=True)
         assert relay.act().shape == ()
 
-    def test_words_are_known_later(self):
-        """Whenever they come until then, and not those from before its first step."""
+    def test_delayed_messages(self):
+        """Messages take effect after the delay; those from before the first step do not."""
         one, *_ = players(delay=2)
         said, seen = np.arange(5, dtype=np.float32), np.ones(3)
 
@@ -213,7 +214,7 @@ class TestPlayer:
         with pytest.raises(PlayerError, match="message of 'bus', expected one of car_0"):
             one.hear({"bus": said})
 
-    def test_who_does_not_talk(self):
+    def test_agent_without_communication_cannot_speak(self):
         team = TeamSpec([AgentSpec("car", 1, Unbounded((3,)), Categorical(2))])
         agent = agents_of(make_actor(team.groups["car"]))["car_0"]
         with pytest.raises(PlayerError, match="does not communicate"):

@@ -1,4 +1,4 @@
-"""Exported files, and the player that needs neither torch nor torchrl_marl."""
+"""Exported files, and the player, which needs neither torch nor torchrl_marl."""
 
 import json
 import subprocess
@@ -47,7 +47,7 @@ def folder(policy, tmp_path_factory):
 
 
 def of_one(action, folder, format="pt2", **settings):
-    """The player of a lone agent whose actions are of a spec."""
+    """The player of a single agent with a given action spec."""
     team = TeamSpec([AgentSpec("car", 1, Unbounded((3,)), action)])
     actor = team_policy(team.groups.values(), make_actor, config=NetworkConfig([4]))
     folders = export_agents(find_agents(actor), folder, format)
@@ -56,7 +56,7 @@ def of_one(action, folder, format="pt2", **settings):
 
 class TestFiles:
     @pytest.mark.parametrize("format", ["onnx", "pt2"])
-    def test_players_do_what_the_team_does(self, arena, policy, folder, tmp_path, format):
+    def test_players_act_as_the_team(self, arena, policy, folder, tmp_path, format):
         agents = agents_of(policy)
         if format == "onnx":
             folders = {name: folder / name for name in agents}
@@ -67,7 +67,7 @@ class TestFiles:
         assert (found.differ, found.largest < 1e-5) == (0, True)
         assert found.actions > 20
 
-    def test_what_an_interface_says(self, folder):
+    def test_contents_of_the_interface_file(self, folder):
         interface = json.loads((folder / "agent_1" / "interface.json").read_text())
         assert (interface["agent"], interface["group"]) == ("agent_1", "agents")
         assert interface["state_size"] == 4
@@ -78,7 +78,7 @@ class TestFiles:
         assert [field["name"] for field in act["outputs"]] == ["action", "logits", "next_hidden"]
         assert interface["versions"]["torch"] == torch.__version__
 
-    def test_players_that_differ_are_told(self, arena, policy, folder):
+    def test_check_raises_if_players_differ_from_the_team(self, arena, policy, folder):
         crossed = {"agent_0": Player(folder / "agent_1"), "agent_1": Player(folder / "agent_0")}
         with pytest.raises(
             UserError, match=r"act differently from their team: \d+ actions differ in 30 "
@@ -95,8 +95,8 @@ class TestFiles:
 
 
 class TestPlayer:
-    def test_no_torch_and_no_torchrl_marl(self, folder):
-        """In a process whose path has only the copied player."""
+    def test_player_runs_without_torch_and_torchrl_marl(self, folder):
+        """Runs in a process that can import only the copied player."""
         program = (
             "import sys; sys.modules['torch'] = sys.modules['torchrl_marl'] = None\n"
             "import numpy as np; from player import Player\n"
@@ -108,19 +108,19 @@ class TestPlayer:
         )
         assert (done.stdout, done.stderr) == ("0\n", "")
 
-    def test_the_package_imports_no_torch_for_it(self):
+    def test_player_module_does_not_import_torch(self):
         program = "import sys, torchrl_marl.apps.export.player; print('torch' in sys.modules)"
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
         assert done.stdout == "False\n"
 
-    def test_draws_of_a_categorical(self, tmp_path):
+    def test_sampled_categorical_actions(self, tmp_path):
         player = of_one(Categorical(3), tmp_path, seed=0)
         drawn = [int(player.act(np.ones(3), deterministic=False)) for _ in range(400)]
         logits = player.parameters["logits"]
         expected = np.exp(logits) / np.exp(logits).sum()
         assert abs(np.bincount(drawn, minlength=3) / 400 - expected).max() < 0.08
 
-    def test_draws_within_bounds(self, tmp_path):
+    def test_sampled_actions_are_within_bounds(self, tmp_path):
         bounds = Bounded(torch.tensor([-1.0, 2.0]), torch.tensor([0.0, 6.0]))
         player = of_one(bounds, tmp_path, seed=0)
         drawn = np.stack([player.act(np.ones(3), deterministic=False) for _ in range(100)])
@@ -130,7 +130,7 @@ class TestPlayer:
         again = of_one(bounds, tmp_path, seed=0)
         assert (again.act(np.ones(3), deterministic=False) == drawn[0]).all()
 
-    def test_draws_of_each_branch(self, tmp_path):
+    def test_sampled_multi_categorical_actions(self, tmp_path):
         player = of_one(MultiCategorical([3, 2]), tmp_path, seed=0)
         drawn = np.stack([player.act(np.ones(3), deterministic=False) for _ in range(400)])
         assert drawn.shape == (400, 2) and drawn.dtype == np.int64
@@ -140,14 +140,14 @@ class TestPlayer:
             assert abs(share - expected).max() < 0.08
             assert player.act(np.ones(3))[branch] == logits.argmax()
 
-    def test_draws_of_one_hot_actions(self, tmp_path):
+    def test_sampled_one_hot_actions(self, tmp_path):
         player = of_one(OneHot(3), tmp_path, seed=0)
         drawn = player.act(np.ones(3), deterministic=False)
         assert (drawn.shape, drawn.sum(), drawn.dtype) == ((3,), 1, player.act(np.ones(3)).dtype)
 
 
 class TestRefusals:
-    def test_a_changed_program(self, folder, tmp_path):
+    def test_changed_or_missing_program_raises(self, folder, tmp_path):
         for file in ("interface.json", "act.onnx"):
             (tmp_path / file).write_bytes((folder / "agent_0" / file).read_bytes())
         with (tmp_path / "act.onnx").open("ab") as file:
@@ -158,7 +158,7 @@ class TestRefusals:
         with pytest.raises(PlayerError, match=r"act.onnx' does not exist; export the agent"):
             Player(tmp_path)
 
-    def test_no_interface(self, tmp_path):
+    def test_missing_or_invalid_interface_raises(self, tmp_path):
         with pytest.raises(PlayerError, match="does not exist; give the folder of an exported"):
             Player(tmp_path)
         (tmp_path / "interface.json").write_text("{")
@@ -168,7 +168,7 @@ class TestRefusals:
         with pytest.raises(PlayerError, match="has format 99, expected 1"):
             Player(tmp_path)
 
-    def test_inputs_that_do_not_fit(self, folder):
+    def test_invalid_inputs_raise(self, folder):
         player = Player(folder / "agent_0")
         with pytest.raises(
             PlayerError, match=r"'observation' has shape \(5,\), expected float32 \(6,\)"
@@ -179,7 +179,7 @@ class TestRefusals:
         with pytest.raises(PlayerError, match="'observation' holds NaN, expected finite numbers"):
             player.act(np.full(6, np.nan), action_mask=np.ones(4, bool))
 
-    def test_formats(self, monkeypatch):
+    def test_unknown_format_and_missing_extra_raise(self, monkeypatch):
         with pytest.raises(ConfigError, match="format is 'onx'; did you mean 'onnx'"):
             formats.check_format("onx")
         monkeypatch.setattr(formats.importlib.util, "find_spec", lambda name: None)

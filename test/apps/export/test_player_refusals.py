@@ -1,4 +1,4 @@
-"""An exported agent refuses what would spoil its memory, and programs of others that run code."""
+"""An exported agent refuses invalid inputs, and untrusted programs that could run code."""
 
 import copy
 import json
@@ -27,7 +27,7 @@ BAD_NUMBERS = [np.inf, -np.inf, np.nan, 1e300]
 
 
 def policy_of(action_mask=False, **talk):
-    """Three agents who remember, and talk where that is asked for."""
+    """A policy of three agents with a memory, and with communication if it is given."""
     sizes = {} if talk.get("kind") == "bicnet" else {"message_size": 5}
     communication = DrawnCommunicationConfig(**{**sizes, **talk}) if talk else None
     config = RecurrentNetworkConfig(
@@ -46,7 +46,7 @@ def player_of(**settings):
 
 
 def kept(player):
-    """Everything that a player keeps between two calls, without its programs."""
+    """A copy of the state of a player, without its programs."""
     state = {name: value for name, value in vars(player).items() if name != "programs"}
     return copy.deepcopy(state)
 
@@ -71,7 +71,7 @@ def refused(player, message, call, *values, **named):
 
 class TestNumbers:
     @pytest.mark.parametrize("bad", BAD_NUMBERS)
-    def test_an_observation_that_is_not_finite_leaves_the_memory_as_it_is(self, bad):
+    def test_non_finite_observation_raises_and_keeps_the_memory(self, bad):
         player, twin = player_of(), player_of()
         player.act(SEEN)
         twin.act(SEEN)
@@ -84,7 +84,7 @@ class TestNumbers:
 
     @pytest.mark.parametrize("bad", BAD_NUMBERS)
     @pytest.mark.parametrize("talk", [{"rounds": 2}, {"delay": 1}])
-    def test_words_that_are_not_finite_are_not_heard(self, talk, bad):
+    def test_non_finite_message_raises(self, talk, bad):
         player = player_of(kind="tarmac", **talk)
         refused(player, "'observation' holds", "speak", np.full(3, bad))
         player.speak(SEEN)
@@ -100,7 +100,7 @@ class TestNumbers:
         assert np.isfinite(player.parameters["logits"]).all()
 
     @pytest.mark.parametrize("bad", BAD_NUMBERS)
-    def test_what_is_not_finite_is_not_handed_on(self, bad):
+    def test_non_finite_relayed_input_raises(self, bad):
         player = player_of(kind="bicnet", gate=True)
         for silent in (False, True):
             player.speak(SEEN)
@@ -112,7 +112,7 @@ class TestNumbers:
             player.relay(np.zeros(handed.shape), back=True)
             player.act()
 
-    def test_what_a_program_makes_that_is_not_finite_is_not_kept(self):
+    def test_non_finite_program_output_raises_and_keeps_the_state(self):
         player = player_of(kind="commnet", rounds=2)
         player.speak(SEEN)
         player.hear({})
@@ -127,7 +127,7 @@ class TestNumbers:
                     *values)  # fmt: skip
             getattr(player, call)(*values)
 
-    def test_arrays_of_the_caller_are_copied(self):
+    def test_input_and_output_arrays_are_copied(self):
         player, twin = player_of(kind="commnet", delay=1), player_of(kind="commnet", delay=1)
         word = WORD.copy()
         for one in (player, twin):
@@ -148,7 +148,7 @@ class TestNumbers:
 
 
 def spoil_next(player, name):
-    """Lets a program make an infinity in its last output, once."""
+    """Makes the next call of a program return infinity in its last output."""
     program = player.programs[name]
 
     class Spoiled:
@@ -168,7 +168,7 @@ class TestWhatIsNoArray:
         "hello", b"hello", object(), {1, 2, 3}, [[1.0], [2.0, 3.0], []], [1j, 0, 0],
         ["1", "2", "3"], [None, 1.0, 2.0, "x"], [10**400, 0, 0], torch.ones(3, requires_grad=True),
     ], ids=lambda value: type(value).__name__)  # fmt: skip
-    def test_is_one_sentence(self, value):
+    def test_invalid_array_raises_one_sentence(self, value):
         expected = r"'observation' is a \w+, expected float32 \(3,\)\.$"
         refused(player_of(), expected, "act", value)
         player = player_of(kind="commnet")
@@ -177,11 +177,11 @@ class TestWhatIsNoArray:
         expected = r"the message of 'car_1' is a \w+, expected float32 \(5,\)\.$"
         refused(player, expected, "act", inbox={"car_1": value})
 
-    def test_a_batch_is_not_one_agent(self):
+    def test_batch_of_observations_is_refused(self):
         refused(player_of(), r"'observation' has shape \(4, 3\), expected float32 \(3,\)", "act",
                 np.ones((4, 3)))  # fmt: skip
 
-    def test_an_inbox_is_a_mapping(self):
+    def test_inbox_must_be_a_mapping(self):
         player = player_of(kind="commnet")
         player.speak(SEEN)
         for inbox in ("hello", [WORD], WORD, 3):
@@ -190,17 +190,17 @@ class TestWhatIsNoArray:
         player.speak(SEEN)
         refused(player, "inbox is a str, expected", "hear", "hello")
 
-    def test_names_of_leaves_are_texts(self):
+    def test_observation_keys_must_be_strings(self):
         refused(player_of(), "there is no 'observation', expected", "act", {1: SEEN})
 
     @pytest.mark.parametrize("number", [1, 1.0, np.int8(1), True])
-    def test_whole_numbers_are_taken_whatever_their_type(self, number):
+    def test_action_mask_accepts_any_number_type(self, number):
         player = player_of(action_mask=True)
         assert player.act([1, 2, 3], action_mask=[number, 0]) == 0
 
 
 class TestLegalActions:
-    def test_one_at_least_is_legal(self):
+    def test_invalid_action_mask_raises(self):
         player = player_of(action_mask=True)
         message = "'action_mask' has no True entry, expected one; do not call act for a waiting"
         refused(player, message, "act", SEEN, action_mask=[False, False])
@@ -221,7 +221,7 @@ def exported(tmp_path_factory):
 
 
 class TestPrograms:
-    """Of a folder that somebody else has made."""
+    """Programs in a folder that is not trusted."""
 
     @pytest.fixture
     def folder(self, tmp_path):
@@ -232,7 +232,7 @@ class TestPrograms:
     def onnx(self, exported, tmp_path):
         return Path(shutil.copytree(exported, tmp_path / "onnx" / "car_0"))
 
-    def test_pt2_is_loaded_where_it_is_trusted(self, folder, monkeypatch):
+    def test_pt2_is_loaded_only_if_trusted(self, folder, monkeypatch):
         with monkeypatch.context() as patched:
             patched.setattr(torch.export, "load", None)
             with pytest.raises(PlayerError, match=r"act.pt2' is not ONNX and could run code; exp"):
@@ -242,7 +242,7 @@ class TestPrograms:
     @pytest.mark.parametrize(
         "file", ["../elsewhere.onnx", "absolute", "link.onnx", "linked/a.onnx"]
     )
-    def test_a_program_outside(self, onnx, tmp_path, file):
+    def test_program_outside_the_folder_requires_trust(self, onnx, tmp_path, file):
         outside = tmp_path / "onnx" / "elsewhere.onnx"
         outside.write_bytes((onnx / "act.onnx").read_bytes())
         (tmp_path / "folder").mkdir()
@@ -255,7 +255,7 @@ class TestPrograms:
             Player(onnx)
         assert Player(onnx, trust=True).act(SEEN).shape == ()
 
-    def test_a_program_of_its_own(self, onnx, tmp_path):
+    def test_program_behind_symlink_or_relative_path_is_loaded(self, onnx, tmp_path):
         os.symlink(onnx, tmp_path / "other")
         assert Player(tmp_path / "other").act(SEEN).shape == ()
         change_program(onnx, file="../car_0/act.onnx")
@@ -264,7 +264,7 @@ class TestPrograms:
     @pytest.mark.parametrize("change", [
         {"file": 3}, {"file": None}, {"file": "act\0.onnx"}, {"inputs": 3}, {"outputs": [3]},
     ])  # fmt: skip
-    def test_an_interface_that_is_none(self, onnx, change):
+    def test_invalid_program_entry_raises(self, onnx, change):
         change_program(onnx, **change)
         with pytest.raises(PlayerError, match="interface.json' is not a valid interface"):
             Player(onnx)

@@ -1,4 +1,4 @@
-"""The ROS 2 node of an exported agent, with a stand-in for rclpy: topics and a clock."""
+"""The ROS 2 node of an exported agent, with a fake rclpy: topics and a clock."""
 
 import ast
 import importlib.util
@@ -41,7 +41,7 @@ def graph(monkeypatch):
 
 @pytest.fixture
 def node_file(monkeypatch):
-    """The module of the node, with rclpy's stand-in."""
+    """The module of the node, with a fake rclpy."""
     for name, module in ros2.modules().items():
         monkeypatch.setitem(sys.modules, name, module)
     spec = importlib.util.spec_from_file_location("ros2_agent", FILE)
@@ -106,13 +106,13 @@ def play(graph, rows, agents=("car_0",)):
 
 
 def fixed(node, *values):
-    """Lets an agent choose given actions."""
+    """Makes an agent return the given actions."""
     left = iter(values)
     node.player.act = lambda *args, **kwargs: np.array(next(left), np.float32)
 
 
 class TestPlay:
-    def test_actions_and_memory_are_those_of_the_exported_agent(self, graph, start, car):
+    def test_actions_equal_those_of_the_exported_agent(self, graph, start, car):
         start(car)
         play(graph, SEEN)
         player = Player(car)
@@ -132,7 +132,7 @@ class TestPlay:
         found = actions(graph)
         assert (found[:5] == found[5:]).all()
 
-    def test_sensors_fill_columns(self, graph, start, car):
+    def test_sensors_fill_columns_of_the_observation(self, graph, start, car):
         start(car, sensors=["odom=2,0", "scan=1:2"])
         for row in SEEN[:4]:
             graph.send("odom", row[2], row[0])
@@ -141,7 +141,7 @@ class TestPlay:
         player = Player(car)
         assert np.abs(actions(graph) - [player.act(row) for row in SEEN[:4]]).max() < 1e-6
 
-    def test_twist(self, graph, start, car):
+    def test_twist_messages(self, graph, start, car):
         start(car, action_type="twist", action_topic="cmd_vel")
         play(graph, SEEN[:2])
         player = Player(car)
@@ -165,39 +165,39 @@ class TestPlay:
 
 
 class TestLimits:
-    def test_clipped_to_a_part_of_the_bounds(self, graph, start, car):
+    def test_limit_scales_the_bounds(self, graph, start, car):
         node = start(car, limit=0.5)
         fixed(node, [-2, 1], [0.2, -0.3])
         play(graph, SEEN[:2])
         assert np.allclose(actions(graph), [[-1, 0.5], [0.2, -0.3]])
 
-    def test_changes_are_limited(self, graph, start, car):
-        """At 10 Hz, 2 a second are 0.2 a tick; the first change is from the safe action."""
+    def test_max_change_limits_changes(self, graph, start, car):
+        """At 10 Hz, 2 per second are 0.2 per tick; the first change is from the safe action."""
         node = start(car, max_change=2.0, safe_action=[0.5, 0.0])
         fixed(node, [1, -2], [1, -2], [1, 0.0], [1, 0.0])
         play(graph, SEEN[:4])
         assert np.allclose(actions(graph), [[0.7, -0.2], [0.9, -0.4], [1, -0.2], [1, 0]])
 
-    def test_choices_of_hybrid_actions_pass_unchanged(self, graph, start, shooter):
+    def test_limits_do_not_change_discrete_parts_of_hybrid_actions(self, graph, start, shooter):
         node = start(shooter, limit=0.5, max_change=2.0, safe_action=[2.0, 0.0, 0.25])
         fixed(node, [3, 1, 1], [0, 1, 1])
         play(graph, SEEN[:2])
         assert np.allclose(actions(graph), [[3, 1, 0.45], [0, 1, 0.5]])
 
-    def test_hybrid_actions_are_those_of_the_exported_agent(self, graph, start, shooter):
+    def test_hybrid_actions_equal_those_of_the_exported_agent(self, graph, start, shooter):
         start(shooter)
         play(graph, SEEN[:4])
         player = Player(shooter)
         assert np.abs(actions(graph) - [player.act(row) for row in SEEN[:4]]).max() < 1e-6
 
-    def test_bounds_hold_after_the_limit_of_changes(self, graph, start, car):
+    def test_bounds_hold_after_max_change(self, graph, start, car):
         node = start(car, max_change=1.0)
         node.last = np.array([3.0, -3.0])
         fixed(node, [1, -2])
         play(graph, SEEN[:1])
         assert actions(graph).tolist() == [[1, -2]]
 
-    def test_a_late_timer_does_not_jump(self, graph, start, car):
+    def test_late_timer_does_not_exceed_max_change(self, graph, start, car):
         node = start(car, max_change=2.0, timeout=10.0)
         fixed(node, [1, 1], [1, 1], [1, 1])
         play(graph, SEEN[:1])
@@ -209,15 +209,15 @@ class TestLimits:
 
 
 class TestSensors:
-    def test_waits_for_a_dead_sensor(self, graph, start, car):
+    def test_node_waits_for_a_missing_sensor(self, graph, start, car):
         node = start(car, sensors=["odom=0:2", "scan=2:3"])
         graph.send("odom", 0, 0)
         graph.run(1.0)
         assert "car_0/action" not in graph.heard
         assert node.log.lines == [("info", "car_0: waits for scan")]
 
-    def test_late_sensor(self, graph, start, car):
-        """After 0.25 s the safe action; then it goes on with its memory."""
+    def test_late_sensor_triggers_safe_action(self, graph, start, car):
+        """After 0.25 s it publishes the safe action; later it resumes with its memory."""
         node = start(car, timeout=0.25, safe_action=[0.25, -0.5])
         play(graph, SEEN[:2])
         graph.run(0.4)
@@ -231,7 +231,7 @@ class TestSensors:
         plays = ("info", "car_0: plays")
         assert node.log.lines == [plays, ("warning", late), plays]
 
-    def test_a_clock_that_jumps_back_makes_sensors_late(self, graph, start, car):
+    def test_backward_clock_jump_makes_sensors_late(self, graph, start, car):
         node = start(car, safe_action=[0.25, -0.5])
         play(graph, SEEN[:3])
         graph.now = 0
@@ -255,8 +255,8 @@ class TestSensors:
 
 
 class TestWords:
-    def test_between_two_nodes(self, graph, start, talkers):
-        """The first node hears what the second said a tick before; the second hears this tick's."""
+    def test_messages_between_two_nodes(self, graph, start, talkers):
+        """The first node gets the message of the last tick, the second that of this tick."""
         for folder in talkers.values():
             start(folder)
         play(graph, SEEN[:6], talkers)
@@ -271,7 +271,7 @@ class TestWords:
             assert np.abs(actions(graph, "car_1/action")[step] - acted).max() < 1e-6
             assert np.allclose(graph.heard["car_0/message"][step].data, word, atol=1e-6)
 
-    def test_words_matter_until_they_are_late_or_cleared(self, graph, start, talkers):
+    def test_messages_expire_and_are_cleared_by_reset(self, graph, start, talkers):
         node, alone, spoken = start(talkers["car_0"]), Player(talkers["car_0"]), []
         graph.send("car_1/message", *np.arange(5))
         for row in SEEN[:8]:
@@ -285,7 +285,7 @@ class TestWords:
         node.reset()
         assert node.words == {}
 
-    def test_a_clock_that_jumps_back_clears_words(self, graph, start, talkers):
+    def test_backward_clock_jump_clears_messages(self, graph, start, talkers):
         node = start(talkers["car_0"])
         play(graph, SEEN[:2])
         graph.send("car_1/message", *np.arange(5))
@@ -293,7 +293,7 @@ class TestWords:
         node.tick()
         assert node.words == {}
 
-    def test_silent_and_wrong_words(self, graph, start, talkers):
+    def test_empty_and_invalid_messages(self, graph, start, talkers):
         node = start(talkers["car_0"])
         graph.send("car_1/message")
         assert node.words["car_1"][0].size == 0
@@ -305,8 +305,8 @@ class TestWords:
         assert node.words["car_1"][0].size == 0
         assert "car_1/message sends 2 numbers, expected 5" in node.log.lines[-1][1]
 
-    def test_delayed_words(self, graph, start, tmp_path):
-        """What is heard in a tick is used in the next one."""
+    def test_delayed_messages(self, graph, start, tmp_path):
+        """Messages of a tick are used in the next one."""
         folder = exported(tmp_path, Bounded(-2.0, 1.0, (2,)), n=2, kind="commnet", delay=1)["car_0"]
         start(folder)
         player, words = Player(folder), np.random.default_rng(1).normal(size=(5, 5))
@@ -325,7 +325,7 @@ class TestRefusals:
         assert "\n" not in str(error.value)
         return str(error.value)
 
-    def test_folders(self, start, car, tmp_path):
+    def test_invalid_folder_raises(self, start, car, tmp_path):
         assert "give a folder that torchrl-marl export has written" in self.refused(start, "")
         assert "give a folder that" in self.refused(start, tmp_path / "agent")
         shutil.copytree(car.parent, tmp_path / "export")
@@ -353,10 +353,10 @@ class TestRefusals:
             ({"sensors": ["a=0:3", "b=1"]}, "column 1 2 times"),
         ],
     )
-    def test_parameters(self, start, car, parameters, text):
+    def test_invalid_parameter_raises(self, start, car, parameters, text):
         assert text in self.refused(start, car, **parameters)
 
-    def test_agents_that_do_not_fit(self, start, tmp_path, talkers):
+    def test_parameters_that_do_not_fit_the_agent_raise(self, start, tmp_path, talkers):
         folder = exported(tmp_path / "a", Categorical(4))["car_0"]
         assert "has no bounds; expected 1" in self.refused(start, folder, limit=0.5)
         assert "are discrete" in self.refused(start, folder, max_change=1.0)
@@ -365,7 +365,7 @@ class TestRefusals:
         assert "has 1 numbers, not 2" in self.refused(start, folder, action_type="twist")
         assert "{agent}" in self.refused(start, talkers["car_0"], message_topic="words")
 
-    def test_safe_actions_of_one_hot_agents(self, graph, start, tmp_path):
+    def test_safe_action_of_one_hot_agent(self, graph, start, tmp_path):
         folder = exported(tmp_path / "a", OneHot(3))["car_0"]
         for zeros in ([0.0] * 3, [1.0, 0.0, 1.0]):
             found = self.refused(start, folder, safe_action=zeros)
@@ -373,7 +373,7 @@ class TestRefusals:
         assert start(folder).safe.tolist() == [1.0, 0.0, 0.0]
         assert start(folder, safe_action=[0.0, 0.0, 1.0]).safe.tolist() == [0.0, 0.0, 1.0]
 
-    def test_safe_actions_of_hybrid_agents(self, start, shooter):
+    def test_safe_action_of_hybrid_agent(self, start, shooter):
         found = self.refused(start, shooter, safe_action=[4.0, 0.0, 0.0])
         assert found == "safe_action has 4 at index 0, expected a whole number from 0 to 3."
         found = self.refused(start, shooter, safe_action=[3.0, 1.0, 2.0])
@@ -387,12 +387,12 @@ class TestRefusals:
             ({"links": "radius"}, "has links=radius"),
         ],
     )
-    def test_communication(self, node_file, change, text):
+    def test_unsupported_communication_raises(self, node_file, change, text):
         talk = {"rounds": 1, "relays": False, "links": "all", **change}
         with pytest.raises(node_file.AgentError, match=text):
             node_file.check_communication("car_0", talk)
 
-    def test_the_program_exits_with_one_sentence(self, graph, node_file):
+    def test_invalid_folder_exits_with_one_sentence(self, graph, node_file):
         graph.given = {"folder": "nowhere"}
         with pytest.raises(SystemExit, match="error: folder is 'nowhere'"):
             node_file.main()
@@ -401,8 +401,8 @@ class TestRefusals:
             node_file.main()
 
 
-def test_imports():
-    """No package but those of a robot that plays an exported agent."""
+def test_node_imports_only_packages_of_a_robot():
+    """The node imports only packages that exist on a robot."""
     nodes = list(ast.walk(ast.parse(FILE.read_text(encoding="utf-8"))))
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
@@ -410,5 +410,5 @@ def test_imports():
     assert found == {"numpy", "rclpy", "std_msgs", "geometry_msgs"}
 
 
-def test_names_of_topics(node_file):
+def test_topic_names_of_agents(node_file):
     assert [node_file.topic_of(name) for name in ("red/0", "0", "a.b")] == ["red_0", "_0", "a_b"]

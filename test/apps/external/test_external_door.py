@@ -1,4 +1,4 @@
-"""The door: sockets, tokens, connections that break, clients that do not read or say nothing."""
+"""The listener: sockets, tokens, broken connections, clients that do not read or send."""
 
 import os
 import socket
@@ -24,7 +24,7 @@ ACTIONS = {"walker_0": [1.0], "walker_1": [2.0]}
 
 @pytest.fixture
 def opened():
-    """Makes doors, and closes them."""
+    """Makes listeners, and closes them after the test."""
     listeners = []
 
     def make(host="127.0.0.1", max_message_bytes=1 << 16, hello_timeout=10.0, port=0, **options):
@@ -43,7 +43,7 @@ def opened():
 
 
 def client_of(listener, **options):
-    """A client of a door, which is closed with it."""
+    """A client of a listener; both are closed together."""
     agents = options.pop("agents", AGENTS)
     listener.visitors.append(Client(port=listener.port, agents=agents, patience=5.0, **options))
     return listener.visitors[-1]
@@ -56,7 +56,7 @@ def until(condition, seconds=5.0):
         time.sleep(0.005)
 
 
-def test_a_client_plays(opened):
+def test_client_runs_episodes(opened):
     listener = opened()
     client = client_of(listener)
     assert client.begin(SEEN) == ACTIONS
@@ -67,7 +67,7 @@ def test_a_client_plays(opened):
     client.close()
 
 
-def test_a_broken_connection_in_mid_episode_goes_on(opened):
+def test_episode_continues_after_broken_connection(opened):
     listener = opened()
     client = client_of(listener)
     client.begin(SEEN)
@@ -78,7 +78,7 @@ def test_a_broken_connection_in_mid_episode_goes_on(opened):
     assert listener.server.counts["steps"] == 4
 
 
-def test_a_server_that_comes_back_is_found(opened):
+def test_client_reconnects_to_restarted_server(opened):
     listener = opened()
     client = client_of(listener)
     client.begin(SEEN)
@@ -88,7 +88,7 @@ def test_a_server_that_comes_back_is_found(opened):
     assert client.step(SEEN) == ACTIONS
 
 
-def test_a_killed_client_gives_its_place_free(opened):
+def test_slot_of_killed_client_is_freed(opened):
     listener = opened(grace=0.1, max_clients=1)
     code = (
         f"import sys; sys.path.insert(0, {str(CLIENTS)!r})\n"
@@ -109,20 +109,20 @@ def test_a_killed_client_gives_its_place_free(opened):
 
 
 @pytest.mark.parametrize("token", ["", "wrong"])
-def test_a_wrong_token_is_refused_with_words(opened, token):
+def test_wrong_token_raises(opened, token):
     listener = opened(token="secret")
     with pytest.raises(RuntimeError, match="the proof of the token is wrong or missing"):
         client_of(listener, token=token).begin(SEEN)
     assert client_of(listener, token="secret").begin(SEEN) == ACTIONS
 
 
-def test_a_client_reads_the_token_of_its_environment(opened, monkeypatch):
+def test_client_reads_token_from_environment_variable(opened, monkeypatch):
     monkeypatch.setenv("TORCHRL_MARL_TOKEN", "secret")
     assert client_of(opened(token="secret")).begin(SEEN) == ACTIONS
 
 
 def stranger(listener, data=b""):
-    """A connection that sends some bytes; returns what it is told at the end."""
+    """Sends some bytes on a new connection; returns the reply until it is closed."""
     with socket.create_connection(("127.0.0.1", listener.port), 5.0) as line:
         line.sendall(data)
         told = b""
@@ -141,7 +141,7 @@ def stranger(listener, data=b""):
         (b"", b"no hello was received in time"),
     ],
 )
-def test_strangers_are_told_and_left_while_others_play_on(opened, data, said):
+def test_invalid_connections_get_an_error_and_are_closed(opened, data, said):
     listener = opened(hello_timeout=0.2)
     client = client_of(listener)
     client.begin(SEEN)
@@ -149,7 +149,7 @@ def test_strangers_are_told_and_left_while_others_play_on(opened, data, said):
     assert client.step(SEEN) == ACTIONS
 
 
-def test_who_is_refused_is_told_and_the_others_are_not(opened):
+def test_refused_client_gets_the_error_and_others_continue(opened):
     listener = opened()
     good, bad = client_of(listener), client_of(listener)
     good.begin(SEEN)
@@ -160,7 +160,7 @@ def test_who_is_refused_is_told_and_the_others_are_not(opened):
     assert len(listener.server.clients) == 1
 
 
-def test_a_half_open_connection_is_left_by_its_silence(opened):
+def test_silent_client_is_dropped_after_idle_timeout(opened):
     listener = opened(idle_timeout=0.2, grace=60.0)
     silent, quick = client_of(listener), client_of(listener)
     silent.begin(SEEN)
@@ -174,8 +174,8 @@ def test_a_half_open_connection_is_left_by_its_silence(opened):
         silent.step(SEEN)
 
 
-def test_a_client_that_does_not_read_is_left_before_memory_grows(opened):
-    agents = {"walker": {"n": 2000, "observation": 1, "action": 1}}  # whose answers are large
+def test_client_that_does_not_read_is_dropped(opened):
+    agents = {"walker": {"n": 2000, "observation": 1, "action": 1}}  # makes large answers
     listener = opened(agents=agents)
     good, bad = client_of(listener, agents=agents), client_of(listener, agents=agents)
     seen = {f"walker_{i}": [0.0] for i in range(2000)}
@@ -191,7 +191,7 @@ def test_a_client_that_does_not_read_is_left_before_memory_grows(opened):
     assert listener.server.counts["refused"] == 1
 
 
-def test_a_port_or_a_host_that_cannot_be(opened):
+def test_invalid_port_or_host_raises(opened):
     port = opened().port
     with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
         opened(port=port)
@@ -201,7 +201,7 @@ def test_a_port_or_a_host_that_cannot_be(opened):
         opened(host="nowhere.invalid", token="secret")
 
 
-def test_who_is_waited_for_is_said_with_what_it_last_sent():
+def test_waiting_message_names_clients_and_their_last_message():
     env, clock = ExternalEnv("game", num_envs=4, agents=AGENTS, port=0), Clock()
     env.open()
     server, waited = env.server, f"has waited 31 s at {env.address} with 1 of 4 fragments; "
@@ -210,7 +210,7 @@ def test_who_is_waited_for_is_said_with_what_it_last_sent():
     slow, held = Pen(server, "slow"), Pen(server, "held")
     slow.step(3, 7)
     server.flush()
-    held.step(1, 0)  # whose answer is due
+    held.step(1, 0)  # the server has not answered yet
     clock.now = 12.0
     told = "2 clients are connected, waits for 'slow' (last sent: step 7 of episode 3), 12 s ago"
     assert env.waiting_message(31.4, 1, 4) == waited + told
@@ -221,7 +221,7 @@ def test_who_is_waited_for_is_said_with_what_it_last_sent():
     env.close()
 
 
-def test_what_fails_in_the_policy_is_raised_where_it_is_waited_for(opened):
+def test_error_of_the_policy_is_raised_by_the_listener(opened):
     listener = opened()
 
     def broken(td):
@@ -237,8 +237,8 @@ def test_what_fails_in_the_policy_is_raised_where_it_is_waited_for(opened):
         listener.ask(lambda: None)
 
 
-def test_a_client_reads_why_its_message_is_too_large(opened):
-    """Not a connection that is reset, with the bytes that the server did not want unread."""
+def test_oversized_message_raises_on_the_client(opened):
+    """The client gets the reason instead of a reset connection."""
     listener = opened(max_message_bytes=1 << 12)
     client = client_of(listener)
     client.begin(SEEN)

@@ -16,7 +16,7 @@ T, BATCHES = 15, 3
 
 
 def arena():
-    """Agents that are born late and die, in episodes that end either way."""
+    """Agents are born late and die; episodes are terminated or truncated."""
     return Arena(1, seed=3, max_steps=6, n_agents=3, years=3, late_spawn=2, lives=2, n_actions=3)
 
 
@@ -28,7 +28,7 @@ def make_learner(bootstrap):
 
 
 class ArenaClient:
-    """Steps an arena as an external simulator would, by a client's messages."""
+    """Steps an arena as an external simulator, with a client's messages."""
 
     def __init__(self, server):
         self.env, self.server = arena(), server
@@ -54,7 +54,7 @@ class ArenaClient:
         self.t += 1
 
     def play(self):
-        """Plays an episode; yields after every message, until it is answered."""
+        """Runs an episode; yields while it waits for an answer."""
         td = self.env.reset()
         self.episode, self.t = self.episode + 1, 0
         told = {}
@@ -98,7 +98,7 @@ def external_batches(policy):
 
 
 @pytest.mark.parametrize("bootstrap", ["team", "agent"])
-def test_what_a_client_plays_is_what_is_played_here(bootstrap):
+def test_external_batches_equal_local_rollouts(bootstrap):
     learner, twin = make_learner(bootstrap), make_learner(bootstrap)
     policy = learner.actors["agents"]
     collector = RolloutCollector(
@@ -128,7 +128,7 @@ def test_what_a_client_plays_is_what_is_played_here(bootstrap):
     assert any(~one["next", "done"][0, -1, 0] for one in found)  # cut in mid-episode
 
 
-def test_returns_of_episodes_go_on_over_fragments():
+def test_episode_returns_continue_across_fragments():
     learner = make_learner("team")
     policy = learner.actors["agents"]
     batches = external_batches(policy)

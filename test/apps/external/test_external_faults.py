@@ -1,4 +1,4 @@
-"""A thousand faults, seeded: no step counts twice, none that was answered is lost."""
+"""A thousand random faults: no step is recorded twice, and no answered step is lost."""
 
 import asyncio
 import random
@@ -15,7 +15,7 @@ N_FAULTS, T, E = 1000, 5, 4
 
 
 class Wire:
-    """A transport whose bytes stay in memory."""
+    """A transport that keeps its bytes in memory."""
 
     def __init__(self):
         self.sent, self.reading, self.open = b"", True, True
@@ -45,7 +45,7 @@ class Wire:
 
 
 class Stranger:
-    """A connection, as its client sees it."""
+    """The client's side of a connection."""
 
     def __init__(self, server):
         self.wire, self.peer = Wire(), Connection(server)
@@ -53,7 +53,7 @@ class Stranger:
         self.told = []
 
     async def send(self, data, draw):
-        """Sends bytes in pieces, cut anywhere."""
+        """Sends bytes in pieces of random sizes."""
         while data and self.wire.open:
             n = draw.choice((1, 7, 60, 10_000))
             self.peer.data_received(data[:n])
@@ -75,7 +75,7 @@ class Stranger:
 
 
 class Simulator:
-    """A client whose step is told apart by what it sees: its number, its episode and the time."""
+    """A client whose observations identify each step: client number, episode and time."""
 
     def __init__(self, server, number, draw):
         self.server, self.number, self.draw = server, number, draw
@@ -105,7 +105,7 @@ class Simulator:
         await self.line.send(framed(hello), self.draw)
 
     async def play(self, fault):
-        """Sends what is due, with a fault; goes on where the answer comes."""
+        """Sends the next message with a fault; ``hear`` continues with the answer."""
         if self.line is None or not self.line.wire.open:
             await self.connect()
         data = framed(self.due)
@@ -140,7 +140,7 @@ class Simulator:
 
 
 async def annoy(server, draw):
-    """A stranger who sends what no client sends; it is told what is wrong, and left."""
+    """A connection with invalid data, which gets an error and is closed."""
     stranger = Stranger(server)
     kind = draw.choice(("random", "large", "agents", "silent"))
     if kind == "random":
@@ -158,7 +158,7 @@ async def annoy(server, draw):
 
 
 async def run(server, fragments, draw, clock):
-    """Plays until so many faults have happened; returns all simulators, and who lives."""
+    """Runs until ``N_FAULTS`` faults; returns all simulators, the alive ones, and batches."""
     server.schedule = asyncio.get_running_loop().call_soon
     everybody = [Simulator(server, i, draw) for i in range(6)]
     alive, batches, faults = list(everybody), [], 0
@@ -185,7 +185,7 @@ async def run(server, fragments, draw, clock):
             batches += batch
             fragments.release()
             server.resume_waiting()
-    for _ in range(20):  # whoever was held comes to its end
+    for _ in range(20):  # held clients finish
         batches += fragments.take() or []
         fragments.release()
         server.resume_waiting()
@@ -196,7 +196,7 @@ async def run(server, fragments, draw, clock):
 
 
 def steps_of(rows, n):
-    """(client, episode, t) -> what is recorded of it, of n steps."""
+    """Yields (client, episode, t) and the recorded data of the first n steps."""
     now, then = rows["walker", "observation"][:n, 0], rows["next", "walker", "observation"][:n, 0]
     earned, ends = rows["next", "walker", "reward"][:n, :, 0], rows["next", "done"][:n, 0]
     cut = ~rows["collector", "episode_known"][:n]
@@ -214,7 +214,7 @@ def check(seed, hold):
     server.schedule = lambda flush: None
 
     found = [step for one in (*batches, *fragments.ready) for step in steps_of(one, T)]
-    for slot, n in enumerate(fragments._count):  # those whose fragments are not complete
+    for slot, n in enumerate(fragments._count):  # incomplete fragments
         rows = {key: x[slot] for key, x in fragments._rows.items()}
         found += steps_of(rows, int(n))
     recorded = dict(found)
@@ -225,7 +225,7 @@ def check(seed, hold):
             assert then == (one.number, episode, t + 1)
             assert reward == [t + 1, t + 1.25]
             assert done == (end or lost)
-    # What is left was heard, and the answer to it lost with its client.
+    # The remaining steps were received, but their clients died before the answer.
     assert len(recorded) <= len(everybody)
 
     clock.now += 21.0
@@ -238,9 +238,9 @@ def check(seed, hold):
     assert all(server.counts[name] > 5 for name in names), server.counts
 
 
-def test_a_thousand_faults_while_clients_are_held():
+def test_random_faults_with_hold():
     check(0, True)
 
 
-def test_a_thousand_faults_while_clients_play_on():
+def test_random_faults_without_hold():
     check(1, False)

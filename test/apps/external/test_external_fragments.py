@@ -1,4 +1,4 @@
-"""Fragments of external clients: exact arrays, and who may begin one when."""
+"""Fragments of external clients: exact arrays, and the scheduling of fragments."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def recording(n_steps=3, per_batch=2, hold=True, **options):
 
 
 def say(server, pen, kind, *message, **more):
-    """One message, and the actions that it is answered with; None where it waits."""
+    """Sends one message; returns the actions of the answer, or None if there is none yet."""
     getattr(pen, kind)(*message, **more)
     server.flush()
     answer = pen.inbox.read()
@@ -29,8 +29,8 @@ def rows(fragment, *key):
 T, F = True, False
 
 
-def test_a_fragment_by_hand():
-    """A whole episode in which walker_1 dies, then the begin of another one."""
+def test_arrays_of_two_fragments():
+    """A whole episode in which walker_1 dies, then the first steps of another one."""
     server, fragments = recording()
     pen = Pen(server)
     say(server, pen, "step", 1, 0, all_see(0, 10))
@@ -42,7 +42,7 @@ def test_a_fragment_by_hand():
     say(server, pen, "step", 2, 0, all_see(None, 30))
     say(server, pen, "step", 2, 1, all_see(21, 31), rewards={"walker_0": 50.0, "walker_1": 7.0})
     say(server, pen, "step", 2, 2, all_see(22, None), rewards={"walker_0": 8.0, "walker_1": 9.0})
-    assert say(server, pen, "step", 2, 3, all_see(23, 33)) is None  # it has given its part
+    assert say(server, pen, "step", 2, 3, all_see(23, 33)) is None  # its fragments are complete
     first, second = fragments.take()
 
     assert rows(first, "walker", "observation") == [
@@ -65,7 +65,7 @@ def test_a_fragment_by_hand():
     assert rows(first, "collector", "walker/episode_length") == [1, 2, 3]
     assert rows(first, "collector", "traj_ids") == [0, 0, 0]
 
-    # Before its birth, with its first own step, an agent earns nothing; who waits earns.
+    # An agent earns nothing before its birth; a waiting agent does.
     assert rows(second, "walker", "mask") == [[F, T], [T, T], [T, F]]
     assert rows(second, "walker", "observation")[0] == [[0] * 3, [30] * 3]
     assert rows(second, "next", "walker", "reward") == [[[0], [7]], [[8], [9]], [[0], [0]]]
@@ -80,7 +80,7 @@ def test_a_fragment_by_hand():
     assert pen.inbox.read()["actions"] == {"walker_0": [23.0], "walker_1": [33.0]}
 
 
-def test_a_time_limit_cuts_off_who_lives_waiting_agents_included():
+def test_truncation_includes_waiting_agents():
     server, fragments = recording(n_steps=2, per_batch=1)
     pen = Pen(server)
     say(server, pen, "step", 1, 0, all_see(0, 10))
@@ -90,12 +90,12 @@ def test_a_time_limit_cuts_off_who_lives_waiting_agents_included():
     assert rows(found, "next", "done") == rows(found, "next", "truncated") == [[F], [T]]
     assert rows(found, "next", "walker", "truncated") == [[[F], [F]], [[T], [T]]]
     assert rows(found, "next", "walker", "mask") == [[T, F], [T, T]]
-    # Who is not seen at the end was seen last before.
+    # Without a final observation, the last one is repeated.
     assert rows(found, "next", "walker", "observation")[1] == [[2] * 3, [10] * 3]
     assert not found["next", "terminated"].any()
 
 
-def test_all_terminated_is_the_end_whatever_the_client_calls_it():
+def test_episode_with_all_agents_terminated_is_not_truncated():
     server, fragments = recording(n_steps=1, per_batch=2)
     pen = Pen(server)
     both = ["walker_0", "walker_1"]
@@ -108,7 +108,7 @@ def test_all_terminated_is_the_end_whatever_the_client_calls_it():
         assert not found["next", "truncated"].any() and not found["next", "walker", "mask"].any()
 
 
-def test_who_gave_its_part_of_a_batch_waits_for_the_slower_ones():
+def test_client_with_complete_fragments_waits_for_slower_ones():
     server, fragments = recording(n_steps=2, per_batch=3)
     quick, slow = Pen(server, "quick"), Pen(server, "slow")
     say(server, slow, "step", 1, 0)
@@ -127,7 +127,7 @@ def test_who_gave_its_part_of_a_batch_waits_for_the_slower_ones():
     assert quick.inbox.read()["version"] == slow.inbox.read()["version"] == 1
 
 
-def test_without_hold_clients_play_on_until_a_batch_lies_ready():
+def test_without_hold_clients_continue_until_a_batch_is_ready():
     server, fragments = recording(n_steps=2, per_batch=2, hold=False)
     pen = Pen(server)
     assert all(say(server, pen, "step", 1, t) is not None for t in range(4))
@@ -137,13 +137,13 @@ def test_without_hold_clients_play_on_until_a_batch_lies_ready():
     assert pen.inbox.read()["t"] == 4  # without a release
 
 
-def test_who_leaves_gives_its_fragment_to_the_next():
+def test_fragment_of_a_dismissed_client_goes_to_the_next():
     server, fragments = recording(n_steps=4, per_batch=1)
     first = Pen(server, "first")
     for t, seen in enumerate((0, 1, 2)):
         say(server, first, "step", 1, t, all_see(seen))
     second = Pen(server, "second")
-    assert say(server, second, "step", 1, 0, all_see(20)) is None  # the batch's one has begun
+    assert say(server, second, "step", 1, 0, all_see(20)) is None  # the only fragment has begun
     server.dismiss(first.client)
     server.flush()
     assert second.inbox.read()["actions"] == {"walker_0": [20.0], "walker_1": [20.0]}
@@ -159,7 +159,7 @@ def test_who_leaves_gives_its_fragment_to_the_next():
     assert server.counts["truncated"] == 1
 
 
-def test_who_comes_to_the_same_seat_goes_on_with_its_fragment():
+def test_new_client_in_the_same_slot_continues_the_fragment():
     server, fragments = recording(n_steps=2, per_batch=1, max_clients=1)
     first = Pen(server, "first")
     say(server, first, "step", 1, 0, all_see(0))
@@ -174,7 +174,7 @@ def test_who_comes_to_the_same_seat_goes_on_with_its_fragment():
     assert rows(found, "next", "terminated") == [[F], [T]]
 
 
-def test_an_episode_that_nobody_ended_is_truncated_when_the_next_begins():
+def test_unfinished_episode_is_truncated_by_the_next():
     server, fragments = recording(n_steps=2, per_batch=1)
     pen = Pen(server)
     say(server, pen, "step", 1, 0, all_see(0))
@@ -187,10 +187,10 @@ def test_an_episode_that_nobody_ended_is_truncated_when_the_next_begins():
     assert server.counts["truncated"] == 1
 
 
-def test_an_episode_whose_begin_nobody_knows_is_learned_from_and_not_counted():
+def test_episode_with_unknown_start_is_recorded_but_not_counted():
     server, fragments = recording(n_steps=3, per_batch=1)
     pen = Pen(server)
-    say(server, pen, "step", 9, 30, all_see(0))  # of a server that was started anew
+    say(server, pen, "step", 9, 30, all_see(0))  # the server was restarted
     say(server, pen, "end", 9, 31)
     say(server, pen, "step", 10, 0)
     say(server, pen, "step", 10, 1)
@@ -200,7 +200,7 @@ def test_an_episode_whose_begin_nobody_knows_is_learned_from_and_not_counted():
     assert rows(found, "next", "terminated") == [[T], [F], [F]]
 
 
-def test_a_refused_message_leaves_no_trace_in_what_is_learned():
+def test_refused_message_is_not_recorded():
     server, fragments = recording(n_steps=2, per_batch=1)
     pen = Pen(server)
     say(server, pen, "step", 1, 0, all_see(0))
@@ -217,7 +217,7 @@ def test_a_refused_message_leaves_no_trace_in_what_is_learned():
 
 
 @pytest.mark.parametrize("hold", [True, False])
-def test_what_waits_for_the_learner_is_bounded(hold):
+def test_number_of_ready_fragments_is_bounded(hold):
     server, fragments = recording(n_steps=1, per_batch=2, hold=hold)
     pens = [Pen(server, f"c{i}") for i in range(6)]
     for _ in range(50):

@@ -1,4 +1,4 @@
-"""External simulators that learn are answered by graphs of the policy, or of a copy of it."""
+"""External simulators get answers from graphs of the policy or of a copy of it."""
 
 import copy
 import threading
@@ -16,7 +16,7 @@ from torchrl_marl.modules import NetworkConfig, make_actor
 
 
 def play(port, stop):
-    """A client that asks until it is told to stop."""
+    """A client that sends steps until ``stop`` is set."""
     client, t = Client(port=port, agents=AGENTS, patience=-1.0), 0
     try:
         client.begin(all_see(0.1, 0.2))
@@ -24,13 +24,13 @@ def play(port, stop):
             t += 1
             client.step(all_see(0.1 * t, -0.2 * t), {"walker_0": 1.0})
     except (OSError, EOFError, RuntimeError):
-        pass  # the door has closed
+        pass  # the listener is closed
     finally:
         client.close()
 
 
 @pytest.mark.parametrize("hold", [True, False])
-def test_every_step_is_of_the_policy_of_its_version(hold):
+def test_recorded_version_is_that_of_the_acting_policy(hold):
     torch.manual_seed(0)
     env = ExternalEnv("game", num_envs=2, agents=AGENTS, port=0, hold=hold, max_clients=2)
     policy = TeamPolicy([make_actor(TeamSpec.from_env(env).groups["walker"], NetworkConfig([8]))])

@@ -1,4 +1,4 @@
-"""What a server of external simulators answers, and whom it refuses; without sockets."""
+"""The server of external simulators: answers and refused messages, without sockets."""
 
 import math
 
@@ -14,7 +14,7 @@ def answer_to(server, pen):
     return pen.inbox.read()
 
 
-def test_who_came_in_the_meantime_is_one_batch():
+def test_waiting_clients_are_answered_in_one_batch():
     calls = []
 
     def policy(td):
@@ -37,7 +37,7 @@ def test_who_came_in_the_meantime_is_one_batch():
     assert server.counts["steps"] == 3 and server.counts["batches"] == 1
 
 
-def test_who_is_in_the_observations_acts():
+def test_agents_in_the_observations_get_actions():
     server = make_server()
     pen = Pen(server)
     pen.step(1, 0, all_see(None, 4))
@@ -50,7 +50,7 @@ def test_who_is_in_the_observations_acts():
     assert answer_to(server, pen)["actions"] == {}
 
 
-def test_several_kinds_are_answered_together():
+def test_several_kinds_of_agents():
     def policy(td):
         td["cat", "action"] = td["cat", "observation"].sum(-1, keepdim=True)
         td["mouse", "action"] = td["mouse", "observation"][..., 0].long()
@@ -69,7 +69,7 @@ def test_several_kinds_are_answered_together():
     assert answer_to(server, pen)["actions"] == {"mouse_1": 2}
 
 
-def test_a_repeated_message_gets_the_same_answer_and_a_late_one_none():
+def test_repeated_message_gets_same_answer_and_late_one_none():
     draws = iter(range(10))
 
     def policy(td):
@@ -94,13 +94,13 @@ def test_a_repeated_message_gets_the_same_answer_and_a_late_one_none():
     assert found == {"steps": 2, "duplicates": 2, "late": 1, "reconnects": 2}
 
 
-def test_who_comes_again_replaces_the_connection_before():
+def test_reconnecting_client_replaces_its_old_connection():
     server = make_server()
     pen = Pen(server)
     before = pen.inbox
     pen.connect()
     assert "another connection" in before.refusals[0]
-    server.lost(pen.client, before)  # which closes later
+    server.lost(pen.client, before)  # the old one closes later
     assert pen.client.connection is pen.inbox
 
 
@@ -137,7 +137,7 @@ NAN, MASKED = (
         ({"terminated": ["wolf_0"]}, "agent 'wolf_0' is not declared"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said_to_its_client_and_others_play_on(message, said):
+def test_invalid_message_drops_only_its_client(message, said):
     server = make_server()
     pen, other = Pen(server, "a"), Pen(server, "b")
     for one in (pen, other):
@@ -155,7 +155,7 @@ def test_what_is_wrong_is_said_to_its_client_and_others_play_on(message, said):
     assert server.counts["truncated"] == 1  # its episode
 
 
-def test_an_agent_that_has_terminated_acts_no_more():
+def test_observation_of_terminated_agent_is_refused():
     server = make_server()
     pen = Pen(server)
     pen.step(1, 0)
@@ -167,7 +167,7 @@ def test_an_agent_that_has_terminated_acts_no_more():
     assert "'walker_1' has terminated in this episode" in pen.inbox.refusals[0]
 
 
-def test_the_last_observation_of_an_agent_gets_no_action():
+def test_final_observation_gets_no_action():
     server = make_server()
     pen = Pen(server)
     pen.step(1, 0)
@@ -178,7 +178,7 @@ def test_the_last_observation_of_an_agent_gets_no_action():
     assert answer_to(server, pen)["actions"] == {} and not pen.inbox.refusals
 
 
-def test_one_fault_hides_no_other():
+def test_errors_of_several_clients_are_all_reported():
     server = make_server()
     pens = [Pen(server, name) for name in "abc"]
     for pen in pens:
@@ -195,7 +195,7 @@ def test_one_fault_hides_no_other():
     assert list(server.clients) == ["c"]
 
 
-def test_when_all_have_terminated_the_episode_is_over():
+def test_episode_ends_when_all_agents_have_terminated():
     server = make_server()
     pen = Pen(server)
     pen.step(1, 0)
@@ -209,7 +209,7 @@ def test_when_all_have_terminated_the_episode_is_over():
     assert server.counts["truncated"] == 0
 
 
-def test_a_step_after_the_end_is_refused():
+def test_step_after_the_end_is_refused():
     server = make_server()
     pen = Pen(server)
     pen.step(1, 0)
@@ -220,7 +220,7 @@ def test_a_step_after_the_end_is_refused():
     assert pen.inbox.refusals == ["episode 1 has ended, expected the next one's first step."]
 
 
-def test_an_episode_ends_once():
+def test_second_end_of_an_episode_is_refused():
     server = make_server()
     pen = Pen(server)
     pen.step(1, 0)
@@ -231,13 +231,13 @@ def test_an_episode_ends_once():
     assert pen.inbox.refusals == ["episode 1 has ended, expected the next one's first step."]
 
 
-def test_one_message_at_a_time():
+def test_message_before_the_answer_is_refused():
     server = make_server()
     pen = Pen(server)
     pen.step(1, 0)
     pen.step(1, 1)
     assert "expected one message at a time" in pen.inbox.refusals[0]
-    server.flush()  # and what it had asked for is gone with it
+    server.flush()  # its pending message is dropped, too
     assert pen.inbox.read() is None and not server.clients
 
 
@@ -250,7 +250,7 @@ def test_one_message_at_a_time():
         (None, "agent 'walker_0': its action_mask is None"),
     ],
 )
-def test_action_masks(masks, said):
+def test_invalid_action_masks_are_refused(masks, said):
     def policy(td):
         td["walker", "action"] = td["walker", "action_mask"].long().argmax(-1)
         return td
@@ -279,7 +279,7 @@ def test_action_masks(masks, said):
         ({"type": "step"}, "the first message is 'step', expected 'hello'"),
     ],
 )
-def test_a_hello_that_does_not_fit(hello, said):
+def test_invalid_hello_is_refused(hello, said):
     server = make_server()
     whole = {"type": "hello", "protocol": 1, "client": "a", "agents": AGENTS, **hello}
     with pytest.raises(Refused) as refused:
@@ -288,7 +288,7 @@ def test_a_hello_that_does_not_fit(hello, said):
     assert not server.clients
 
 
-def test_a_token_is_proved_and_never_sent():
+def test_token_requires_a_valid_proof():
     import hmac
 
     server = make_server(token="secret")
@@ -302,7 +302,7 @@ def test_a_token_is_proved_and_never_sent():
     server.hello({**hello, "proof": right}, b"nonce", Inbox())
 
 
-def test_the_first_client_declares_the_agents():
+def test_first_client_declares_the_agents():
     server = make_server(max_clients=2)
     fresh = type(server)(policy=server.policy)
     fresh.schedule = server.schedule
@@ -313,7 +313,7 @@ def test_the_first_client_declares_the_agents():
     assert fresh.clients == {"pen": pen.client}
 
 
-def test_as_many_clients_as_there_may_be():
+def test_number_of_clients_is_limited():
     server = make_server(max_clients=2)
     first, _ = Pen(server, "a"), Pen(server, "b")
     with pytest.raises(Refused, match="2 clients are connected, expected no more"):
@@ -323,7 +323,7 @@ def test_as_many_clients_as_there_may_be():
     assert sorted(client.slot for client in server.clients.values()) == [0, 1]
 
 
-def test_who_is_away_or_silent_for_too_long_is_left():
+def test_disconnected_and_idle_clients_are_dropped():
     clock = Clock()
     server = make_server(clock=clock, grace=2.0, idle_timeout=10.0)
     away, silent, held = (Pen(server, name) for name in ("away", "silent", "held"))
@@ -331,7 +331,7 @@ def test_who_is_away_or_silent_for_too_long_is_left():
     silent.step(1, 0)
     server.flush()
     server.lost(away.client, away.inbox)
-    server.policy = None  # nobody is answered
+    server.policy = None  # the server does not answer
     held.step(1, 0)
     server.flush()
     clock.now = 1.9
@@ -342,12 +342,12 @@ def test_who_is_away_or_silent_for_too_long_is_left():
     assert list(server.clients) == ["silent", "held"] and server.counts["truncated"] == 1
     clock.now = 10.1
     server.reap()
-    assert list(server.clients) == ["held"]  # it is the server's turn
+    assert list(server.clients) == ["held"]  # it waits for the server
     assert "no message for 10 s" in silent.inbox.refusals[0]
     assert server.counts["truncated"] == 2
 
 
-def test_the_first_declaration_is_no_larger_than_a_message():
+def test_oversized_declaration_is_refused():
     server = ActionServer(max_message_bytes=1000)
     large = {"walker": {"n": 10_000, "observation": 1_000_000, "action": 2}}
     with pytest.raises(

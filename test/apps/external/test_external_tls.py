@@ -1,4 +1,4 @@
-"""A door that speaks TLS, and one that a flood comes to."""
+"""A listener with TLS, and fairness between clients."""
 
 import asyncio
 import shutil
@@ -34,22 +34,22 @@ def certificate(tmp_path_factory):
 
 
 def context_of(certificate=None):
-    """What makes a client speak TLS, trusting one certificate."""
+    """An SSL context of a client that trusts one certificate."""
     return ssl.create_default_context(cafile=certificate)
 
 
 @pytest.mark.skipif(OPENSSL is None, reason="there is no openssl")
-def test_clients_of_a_door_with_a_certificate_speak_tls(certificate):
+def test_clients_connect_with_tls(certificate):
     server = ActionServer(Declared.read(AGENTS), echo, token="secret")
     listener = Listener(server, ssl=tls_context(*certificate), hello_timeout=0.5)
     options = {"port": listener.port, "agents": AGENTS, "token": "secret", "patience": -1.0}
     try:
         with closing(Client(ssl=context_of(certificate[0]), **options)) as client:
             assert client.begin(all_see(1)) == {"walker_0": [1.0], "walker_1": [1.0]}
-            client.close()  # comes back, and shakes hands again
+            client.close()  # reconnects with a new handshake
             assert client.step(all_see(2)) == {"walker_0": [2.0], "walker_1": [2.0]}
             assert client.socket.version() == "TLSv1.3"
-            for other in (context_of(), None):  # who does not trust it, and who speaks no TLS
+            for other in (context_of(), None):  # without trust; without TLS
                 with closing(Client(ssl=other, timeout=2.0, **options)) as stranger:
                     with pytest.raises((OSError, EOFError)):
                         stranger.begin(all_see(1))
@@ -60,7 +60,7 @@ def test_clients_of_a_door_with_a_certificate_speak_tls(certificate):
 
 
 class Wire(asyncio.Transport):
-    """A transport that keeps what is written, with the number of writes of all before it."""
+    """A transport that records its data, and the order of writes over all transports."""
 
     writes = 0
 
@@ -93,7 +93,7 @@ class Wire(asyncio.Transport):
 
 
 def connected(server, name):
-    """A connection whose client has said hello."""
+    """A connection after the client's hello."""
     server.max_message_bytes = 1 << 24
     wire, line = Wire(), Connection(server)
     line.connection_made(wire)
@@ -107,8 +107,8 @@ def step(t):
     return framed(message)
 
 
-def test_a_flood_takes_turns_with_the_others():
-    """A thousand messages at once delay another's answer by a few of them, not by all."""
+def test_flooding_client_does_not_delay_others():
+    """A thousand messages at once delay another client's answer by at most two writes."""
 
     async def run():
         server = ActionServer(Declared.read(AGENTS), echo)
@@ -118,7 +118,7 @@ def test_a_flood_takes_turns_with_the_others():
         flood.data_received(step(0))
         await asyncio.sleep(0)
         waited = []
-        flood.data_received(step(0) * 1000)  # the same again and again: each is answered
+        flood.data_received(step(0) * 1000)  # duplicates, each of which is answered
         assert flooded.paused  # nothing more is read of it for now
         for t in range(20):
             before = Wire.writes
@@ -136,7 +136,7 @@ def test_a_flood_takes_turns_with_the_others():
     assert server.counts["refused"] == 0
 
 
-def test_who_sends_the_next_step_before_its_answer_is_refused_alone():
+def test_step_before_the_answer_drops_only_its_client():
     async def run():
         server = ActionServer(Declared.read(AGENTS), echo)
         server.schedule = asyncio.get_running_loop().call_soon

@@ -1,4 +1,4 @@
-"""Messages on the wire: whole however they come, refused where they are too large or none."""
+"""Messages on the wire: reassembled from any pieces, refused if invalid or too large."""
 
 import contextlib
 import random
@@ -13,7 +13,7 @@ def all_of(frames):
     return list(iter(frames.next, None))
 
 
-def test_messages_are_whole_however_the_stream_is_cut():
+def test_messages_are_reassembled_from_any_pieces():
     draw = random.Random(0)
     messages = [
         {"t": i, "b": bytes(draw.randrange(300)), "x": [0.5] * draw.randrange(9)} for i in range(50)
@@ -29,7 +29,7 @@ def test_messages_are_whole_however_the_stream_is_cut():
         assert found == messages and frames.waiting == 0
 
 
-def test_a_length_is_refused_before_the_body_is_there():
+def test_oversized_length_is_refused_before_the_body_arrives():
     frames = Frames(100)
     frames.feed((101).to_bytes(4, "little"))
     with pytest.raises(Refused, match="101 bytes, expected 100 at most"):
@@ -57,14 +57,14 @@ def frame(body):
         b"\x81\xa2\xff\xfe\x01",  # no text
     ],
 )
-def test_what_is_no_message_is_refused_in_a_sentence(body):
+def test_invalid_message_is_refused(body):
     frames = Frames(10_000)
     frames.feed(frame(body))
     with pytest.raises(Refused, match=r"\.$"):
         frames.next()
 
 
-def test_random_bytes_never_do_more_than_be_refused():
+def test_random_bytes_are_refused_or_parsed():
     draw = random.Random(1)
     for _ in range(2000):
         frames = Frames(1 << 20)

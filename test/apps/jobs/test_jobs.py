@@ -1,4 +1,4 @@
-"""Many runs: here and in processes they are the same, and what goes wrong in one is its own."""
+"""Many runs: equal in this process and in subprocesses; a failure does not affect others."""
 
 import pytest
 from runs import assert_same_run
@@ -24,7 +24,7 @@ def configs_in(folder):
     return [load_config("toy_arena_mappo", {**SMALL, **own}) for own in each]
 
 
-def test_here_and_in_processes_runs_are_the_same(tmp_path):
+def test_runs_here_and_in_subprocesses_are_equal(tmp_path):
     for where in ("here", "processes"):
         began, folder = [], tmp_path / where
         given = {"at_once": 2, "folder": folder, "began": began.append, "logging.progress": False}
@@ -37,9 +37,9 @@ def test_here_and_in_processes_runs_are_the_same(tmp_path):
     assert sorted(path.name for path in logs) == ["seed0.log", "seed1.log"]
 
 
-def test_a_run_that_fails_is_yielded_and_the_others_go_on(tmp_path, monkeypatch):
+def test_failed_run_is_yielded_and_the_others_continue(tmp_path, monkeypatch):
     def fail_first(config, folder, **overrides):
-        assert folder is None  # a seed that failed to start begins again
+        assert folder is None  # runs start from the beginning
         if config.seed == 0:
             raise ValueError("the engine broke")
         return config.seed
@@ -52,7 +52,7 @@ def test_a_run_that_fails_is_yielded_and_the_others_go_on(tmp_path, monkeypatch)
         list(train_each(configs[:1]))
 
 
-def test_a_run_that_is_stopped_is_named_before_what_stopped_it_is_raised(tmp_path, monkeypatch):
+def test_interrupted_run_is_yielded_before_the_interrupt_is_raised(tmp_path, monkeypatch):
     def stop(config, folder, **overrides):
         raise KeyboardInterrupt(config.folder)
 

@@ -1,4 +1,4 @@
-"""Tuning by Optuna: trials as populations, going on, and the best as a recipe."""
+"""Tuning with Optuna: trials as populations, resuming, pruning, and the best trial as a recipe."""
 
 import csv
 import signal
@@ -32,7 +32,7 @@ def rows_of(folder):
         return list(csv.DictReader(file))
 
 
-def test_trials_are_populations_and_the_best_is_a_recipe(tmp_path, capsys):
+def test_tune_trains_populations_and_writes_the_best_recipe(tmp_path, capsys):
     pytest.importorskip("optuna")
     out = tmp_path / "tuned"
     command = ["tune", "toy_arena_mappo", "learner.lr=1e-4..1e-2:log", "learner.gamma=0.8..0.99"]
@@ -48,7 +48,7 @@ def test_trials_are_populations_and_the_best_is_a_recipe(tmp_path, capsys):
     assert config.learner.lr == pytest.approx(float(best["learner.lr"]), rel=1e-4)
     assert config.learner.gamma == pytest.approx(float(best["learner.gamma"]), rel=1e-4)
     assert config.population.size == 1
-    # The same command goes on where it was.
+    # The same command resumes the search.
     assert main([*command, "--trials", "6", *options]) == 0
     assert rows_of(out)[:4] == rows and len(rows_of(out)) == 6
     rates = [row["learner.lr"] for row in rows_of(out)]
@@ -67,7 +67,7 @@ def test_trials_are_populations_and_the_best_is_a_recipe(tmp_path, capsys):
     assert main([*command, "--trials", "6", *options, "threads=1"]) == 0
 
 
-def test_two_searches_cannot_share_a_folder(tmp_path, capsys):
+def test_folder_of_a_running_search_is_refused(tmp_path, capsys):
     pytest.importorskip("optuna")
     arguments = ["tune", "toy_arena_mappo", "learner.lr=1e-4..1e-2:log", "--together", "2", *SMALL]
     arguments += ["--trials", "2", "--out", str(tmp_path)]
@@ -79,7 +79,7 @@ def test_two_searches_cannot_share_a_folder(tmp_path, capsys):
     assert main(arguments) == 0 and len(rows_of(tmp_path)) == 2
 
 
-def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path, capsys):
+def test_unwritable_folder_raises_one_sentence(tmp_path, capsys):
     pytest.importorskip("optuna")
     (tmp_path / "file").write_text("")
     arguments = ["tune", "toy_arena_mappo", "learner.lr=1e-4..1e-2:log", "--together", "2", *SMALL]
@@ -87,7 +87,7 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path, capsys):
     assert "below' cannot be written (Not a directory); " in capsys.readouterr().err
 
 
-def test_a_resumed_search_proposes_the_same_trials(tmp_path):
+def test_resumed_search_proposes_the_same_trials(tmp_path):
     pytest.importorskip("optuna")
     arguments = ["tune", "toy_arena_mappo", "learner.lr=1e-4..1e-2:log", "--together", "2", *SMALL]
     for name, counts in (("whole", "4"), ("parts", "24")):
@@ -106,7 +106,7 @@ def test_a_resumed_search_proposes_the_same_trials(tmp_path):
         ("folder=../there", None),
     ],
 )
-def test_ranges_are_read(text, choice):
+def test_parse_choice(text, choice):
     assert parse_choice(text) == choice
 
 
@@ -120,7 +120,7 @@ def test_ranges_are_read(text, choice):
         "learner.num_epochs=1..9",
     ],
 )
-def test_ranges_that_are_none_are_refused(text):
+def test_invalid_ranges_are_refused(text):
     with pytest.raises(ConfigError, match="expected"):
         parse_choice(text)
 
@@ -150,7 +150,7 @@ def test_ranges_that_are_none_are_refused(text):
         (["toy_arena_mappo", "learner.gamma=0.5..1.5"], "learner.gamma"),
     ],
 )
-def test_what_cannot_be_tuned_is_refused(arguments, words, capsys, tmp_path):
+def test_invalid_tune_arguments_are_refused(arguments, words, capsys, tmp_path):
     pytest.importorskip("optuna")
     assert main(["tune", *arguments, "--out", str(tmp_path / "out")]) == 2
     assert words in capsys.readouterr().err
@@ -178,7 +178,7 @@ def pruned(out, trials, *more):
     return main([*command, *options])
 
 
-def test_trials_that_fall_behind_give_their_rows_to_others(tmp_path, capsys):
+def test_pruned_trials_free_their_members_for_new_trials(tmp_path, capsys):
     pytest.importorskip("optuna")
     out = tmp_path / "tuned"
     assert pruned(out, 8) == 0
@@ -201,7 +201,7 @@ def test_trials_that_fall_behind_give_their_rows_to_others(tmp_path, capsys):
     steps = len(list(csv.DictReader((whole / "metrics.csv").open())))
     assert steps * 40 * 3 < 8 * 640 and sum(lengths.values()) <= steps * 40 * 3
     assert load_config(str(out / "best.yaml")).population.size == 1
-    # The same command goes on where it was, in the rows of those that ended.
+    # The same command resumes the search, in the members whose trials ended.
     assert pruned(out, 10) == 0
     assert rows_of(out)[:8] == rows and len(rows_of(out)) == 10
     capsys.readouterr()
@@ -210,7 +210,7 @@ def test_trials_that_fall_behind_give_their_rows_to_others(tmp_path, capsys):
 
 
 def search_with(diverging, monkeypatch, out):
-    """Runs a search of six trials in pairs, some of which diverge at once."""
+    """Runs a search of six trials in pairs, of which the given ones diverge at once."""
     optuna = pytest.importorskip("optuna")
     lr = lambda _, study, trial, *__: 1e30 if trial.number in diverging else 1e-3  # noqa: E731
     monkeypatch.setattr(optuna.samplers.TPESampler, "sample_independent", lr)
@@ -218,14 +218,14 @@ def search_with(diverging, monkeypatch, out):
     return main([*command, "--together", "2", "--trials", "6", *PRUNED])
 
 
-def test_trials_that_diverge_fail_and_others_follow(tmp_path, monkeypatch, capsys):
+def test_diverging_trials_fail_and_the_search_continues(tmp_path, monkeypatch, capsys):
     assert search_with({0, 2, 3}, monkeypatch, tmp_path) == 0
     assert "trials failed: the gradients of every member" in capsys.readouterr().out
     states = [row["state"] for row in rows_of(tmp_path)]
     assert states == ["fail", "complete", "fail", "fail", "complete", "complete"]
 
 
-def test_a_search_that_begins_with_diverging_trials_goes_on(tmp_path, monkeypatch, capsys):
+def test_search_resumes_after_all_first_trials_diverged(tmp_path, monkeypatch, capsys):
     assert search_with({0, 1}, monkeypatch, tmp_path) == 2
     assert "of every member of the population became NaN" in capsys.readouterr().err
     assert search_with({0, 1}, monkeypatch, tmp_path) == 0
@@ -233,7 +233,7 @@ def test_a_search_that_begins_with_diverging_trials_goes_on(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("how", ["interrupted", "killed"])
-def test_pruned_trials_go_on(tmp_path, monkeypatch, capsys, how):
+def test_interrupted_search_with_pruning_resumes(tmp_path, monkeypatch, capsys, how):
     pytest.importorskip("optuna")
     out, learn, batches = tmp_path / "tuned", Trials.take, []
 

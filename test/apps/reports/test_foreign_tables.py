@@ -23,7 +23,7 @@ def write(path, rows, **options):
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_may_hold_any_character(name, end, tmp_path):
+def test_names_with_special_characters_are_read(name, end, tmp_path):
     rows = [["grid", name, seed, frames, seed + frames] for seed in (0, 1) for frames in (0, 10)]
     found, left_out = read_table(write(tmp_path / "t.csv", rows, lineterminator=end))
     assert left_out == []
@@ -31,39 +31,39 @@ def test_a_name_may_hold_any_character(name, end, tmp_path):
     assert len(found["grid", name]) == 2
 
 
-def test_lines_are_counted_as_an_editor_does(tmp_path):
+def test_error_names_the_line_of_the_file(tmp_path):
     rows = [["grid", "two\nlines", 0, 0, 1.0], ["grid", "b", 0, "many", 1.0]]
     with pytest.raises(CheckpointError, match="broken in line 4, expected a task"):
         read_table(write(tmp_path / "t.csv", rows))
 
 
-def test_a_table_from_before_0_2_is_read(tmp_path):
+def test_table_with_the_old_column_world_is_read(tmp_path):
     text = write(tmp_path / "t.csv", [["grid", "a", 0, 9, 1.0]]).read_text()
     (tmp_path / "t.csv").write_text(text.replace("task", "world"))
     assert list(read_table(tmp_path / "t.csv")[0]) == [("grid", "a")]
 
 
-def test_references_from_before_0_2_are_read(tmp_path):
+def test_references_with_the_old_key_world_are_read(tmp_path):
     (tmp_path / "r.yaml").write_text("- {world: toy/arena, best: 6, source: mine}\n")
     entry = {"task": "toy/arena", "best": 6, "source": "mine"}
     assert read_references(tmp_path / "r.yaml") == [entry]
 
 
-def test_references_of_a_tables_task_have_its_name_alone(tmp_path):
-    """From 2 to 12, a return of 7 is half the way."""
+def test_references_apply_to_a_task_of_a_table(tmp_path):
+    """A return of 7 is halfway between 2 and 12."""
     table = write(tmp_path / "t.csv", [["my grid", "a", seed, 9, 7.0] for seed in (0, 1)])
     (tmp_path / "r.yaml").write_text("- {task: my grid, random: 2, best: 12, source: mine}\n")
     [result] = make_report([table], references=tmp_path / "r.yaml").tasks
     assert result.normalized("a") == [0.5, 0.5]
 
 
-def test_a_byte_order_mark_is_skipped(tmp_path):
+def test_byte_order_mark_is_skipped(tmp_path):
     text = write(tmp_path / "t.csv", [["grid", "a", 0, 9, 1.0]]).read_bytes()
     (tmp_path / "t.csv").write_bytes(codecs.BOM_UTF8 + text)
     assert list(read_table(tmp_path / "t.csv")[0]) == [("grid", "a")]
 
 
-def test_a_table_is_not_overwritten_by_its_report(tmp_path, monkeypatch):
+def test_report_does_not_overwrite_its_input_table(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "t.csv", [["grid", "a", seed, 9, 1.0] for seed in (0, 1)])
     write_report("t.csv", raw="raw.json")

@@ -1,4 +1,4 @@
-"""Raw results in the form of marl-eval: written, read back, and those of other libraries."""
+"""Raw results in the format of marl-eval: written, read back, and files of other libraries."""
 
 import json
 
@@ -28,7 +28,7 @@ def written(folder, tree):
     return path
 
 
-def test_a_run_by_hand(tmp_path):
+def test_raw_results_of_one_run(tmp_path):
     run = write_run(tmp_path / "a", [1.0, 2.5], seed=3, frames=[0, 500])
     assert raw_results(make_report(run).tasks) == {
         "toy": {
@@ -45,7 +45,7 @@ def test_a_run_by_hand(tmp_path):
     }
 
 
-def test_the_absolute_metric_is_that_of_the_best_parameters(tmp_path):
+def test_absolute_metric_is_that_of_the_best_parameters(tmp_path):
     run = write_run(tmp_path / "a", [1.0, 2.5])
     summary = json.loads((run / "summary.json").read_text())
     (run / "summary.json").write_text(json.dumps({**summary, "return_absolute": 7.0}))
@@ -53,7 +53,7 @@ def test_the_absolute_metric_is_that_of_the_best_parameters(tmp_path):
     assert steps["absolute_metrics"] == {"return": [7.0]}
 
 
-def test_the_command_writes_what_a_report_reads_back(suite, tmp_path, monkeypatch, capsys):
+def test_report_command_writes_raw_results_that_round_trip(suite, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert not main(["report", str(suite), "--json", "raw.json"])
     tree = json.loads((tmp_path / "raw.json").read_text())
@@ -78,7 +78,7 @@ def test_names_of_algorithms_have_no_commas(tmp_path):
     assert len(names) == 2 and not any("," in name for name in names)
 
 
-def test_a_file_of_mava_is_read(tmp_path):
+def test_file_of_mava_is_read(tmp_path):
     """Mava has ``elapsed_time``, single means, and metrics besides the return."""
     steps = {
         "absolute_metrics": {"mean_episode_return": [9.0], "steps_per_second": [5.0]},
@@ -94,7 +94,7 @@ def test_a_file_of_mava_is_read(tmp_path):
     assert record.evaluation.returns.tolist() == [1, 3]
 
 
-def test_values_of_episodes_are_averaged_and_joined_to_runs(suite, tmp_path):
+def test_returns_of_episodes_are_averaged_per_run(suite, tmp_path):
     steps = {"step_0": {"step_count": 480_000, "return": [1, 2, 6]}}
     path = written(tmp_path, {"vmas": {"wheel": {"theirs": {"run_a": steps, "run_b": steps}}}})
     both = {result.task.name: result for result in make_report([suite, path]).tasks}
@@ -115,7 +115,7 @@ def test_files_of_single_seeds_are_joined(tmp_path):
         make_report([a, b, c])
 
 
-def test_equal_names_of_two_environments_stay_apart(tmp_path):
+def test_equal_task_names_of_two_environments_are_distinct(tmp_path):
     own = {"easy": {"a": {"seed_0": {"step_0": {"step_count": 5, "return": [1]}}}}}
     found, _ = read_raw_results(written(tmp_path, {"rware": own, "lbf": own}))
     assert list(found) == [("rware, easy", "a"), ("lbf, easy", "a")]
@@ -144,13 +144,13 @@ STEP = {"step_count": 5, "return": [1]}
         ),
     ],
 )
-def test_files_of_another_form(tree, sentence, tmp_path):
+def test_invalid_files_raise(tree, sentence, tmp_path):
     with pytest.raises(CheckpointError, match=sentence) as error:
         make_report(written(tmp_path, tree))
     assert "\n" not in str(error.value)
 
 
-def test_a_return_that_is_no_number_ends_its_run(tmp_path):
+def test_run_is_cut_at_its_first_nan_return(tmp_path):
     bad = {"step_count": 9, "return": [float("nan")]}
     found, left_out = read_raw_results(
         written(

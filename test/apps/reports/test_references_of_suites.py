@@ -1,4 +1,4 @@
-"""What the returns of the VMAS suite's tasks are normalized by is said of the suite's tasks."""
+"""The reference returns for normalization match the tasks of the VMAS suite."""
 
 import pytest
 
@@ -14,12 +14,12 @@ ENTRIES = {
 
 
 @pytest.mark.parametrize("task", ENTRIES)
-def test_an_entry_has_the_arguments_of_its_task(task):
+def test_reference_has_the_arguments_of_its_task(task):
     [run] = make_plan("vmas", tasks=task, algorithms="mappo", seeds=1).runs
     env = run.config.env
     settings = {"env.max_steps": env.max_steps, **flatten({"env": {"kwargs": dict(env.kwargs)}})}
     assert ENTRIES[task]["settings"] == settings
 
 
-def test_every_task_has_an_entry():
+def test_every_task_has_a_reference():
     assert set(ENTRIES) == {run.task for run in make_plan("vmas", seeds=1).runs}

@@ -1,4 +1,4 @@
-"""The page in a real browser: what it shows, does and asks for, at two widths."""
+"""The report in a real browser: layout, interaction and requests, at two widths."""
 
 import csv
 import json
@@ -65,7 +65,7 @@ def text(browser, selector):
 
 
 def tip(browser):
-    """What is read off in balance: the place, and each algorithm's cells."""
+    """The tooltip of balance: the position, and the cells of each algorithm."""
     lines = [line.split("\t") for line in text(browser, f"{BALANCE} .tip").splitlines()]
     return lines[0][0], {cells[0]: cells[1:] for cells in lines[1:]}
 
@@ -92,12 +92,12 @@ def press_button(browser, name):
 
 
 @SIZES
-def test_it_fits_and_is_silent(browser, report, width, dark):
+def test_page_fits_the_width_without_errors_or_requests(browser, report, width, dark):
     browser.open(report, width, 900, dark=dark, phone=width < 500)
     browser.run("document.querySelectorAll('details').forEach(x => { x.open = true })")
     browser.settle()
     assert browser.run("document.documentElement.scrollWidth") == width
-    # Nothing stands over the edge, but what scrolls by itself.
+    # Only elements that scroll may exceed the width.
     beyond = browser.run(
         "[...document.querySelectorAll('main *')]"
         ".filter(x => !x.closest('.scroll, .tip, .algorithms') &&"
@@ -111,13 +111,13 @@ def test_it_fits_and_is_silent(browser, report, width, dark):
 
 
 @SIZES
-def test_hovering_reads_off_the_curves(browser, suite, report, width, dark):
+def test_hovering_shows_values_of_the_curves(browser, suite, report, width, dark):
     browser.open(report, width, 900, phone=width < 500)
     left, top, wide, high = browser.box(f"{BALANCE} svg")
     browser.move(left + wide - 13, top + high / 2)
     place, values = tip(browser)
     assert place == "480,000 frames"
-    assert list(values) == ["MAPPO", "IPPO", "MADDPG"]  # the greatest first
+    assert list(values) == ["MAPPO", "IPPO", "MADDPG"]  # in descending order
     for name in ("mappo", "ippo"):
         value, interval, runs = values[name.upper()]
         digits = len(value.partition(".")[2])
@@ -130,7 +130,7 @@ def test_hovering_reads_off_the_curves(browser, suite, report, width, dark):
     assert browser.run(f"document.querySelector('{BALANCE} .tip').hidden")
 
 
-def test_arrow_keys_read_off_the_curves(browser, suite, report):
+def test_arrow_keys_show_values_of_the_curves(browser, suite, report):
     browser.open(report)
     browser.run(f"document.querySelector('{BALANCE} svg').focus()")
     browser.press("ArrowRight")
@@ -143,7 +143,7 @@ def test_arrow_keys_read_off_the_curves(browser, suite, report):
     assert browser.run(f"document.querySelector('{BALANCE} .tip').hidden")
 
 
-def test_algorithms_and_runs_are_switched_off(browser, suite, report):
+def test_algorithms_and_runs_can_be_hidden(browser, suite, report):
     browser.open(report)
     assert sorted(curves(browser)) == ["IPPO", "MADDPG", "MAPPO"]
     press_button(browser, "IPPO")
@@ -167,16 +167,16 @@ def test_algorithms_and_runs_are_switched_off(browser, suite, report):
     assert curves(browser) == [] and "switched on" in text(browser, f"{BALANCE} .chart")
 
 
-def test_axes(browser, report):
+def test_axis_controls(browser, report):
     browser.open(report)
     assert ticks(browser) == ["0", "100k", "200k", "300k", "400k"]
     press_button(browser, "log")
-    assert ticks(browser) == ["100k", "200k"]  # the first evaluation, at frame 0, has no place
+    assert ticks(browser) == ["100k", "200k"]  # the evaluation at frame 0 is not shown
     places = browser.run(
         f"document.querySelector('{BALANCE} path.line').getAttribute('d')"
     ).strip("M").split("L")  # fmt: skip
     x = [float(place.split()[0]) for place in places]
-    # 60,000, 120,000 and 240,000 frames are equally far apart.
+    # 60,000, 120,000 and 240,000 frames are equally spaced.
     assert len(x) == 8 and x[1] - x[0] == pytest.approx(x[3] - x[1], abs=0.3)
     press_button(browser, "linear")
     press_button(browser, "agent frames")
@@ -188,7 +188,7 @@ def test_axes(browser, report):
     assert browser.complaints == []
 
 
-def test_tables_are_sorted(browser, report):
+def test_tables_can_be_sorted(browser, report):
     browser.open(report)
     column = (
         "[...[...document.querySelectorAll('.table')].find(x => x.innerText.startsWith('Return in "
@@ -200,14 +200,14 @@ def test_tables_are_sorted(browser, report):
     assert browser.run(column) == ["navigation", "wheel", "balance"]
     browser.click(head.format(5))
     assert browser.run(column) == ["balance", "wheel", "navigation"]
-    for _ in range(2):  # only balance has MADDPG: what is not known comes last, both ways
+    for _ in range(2):  # only balance has MADDPG; missing values are last in both directions
         browser.click(head.format(4))
         assert browser.run(column)[0] == "balance"
     browser.click(head.format(1))
     assert browser.run(column) == ["balance", "navigation", "wheel"]
 
 
-def test_light_and_dark(browser, report):
+def test_theme_button_switches_to_light(browser, report):
     browser.open(report, dark=True)
     assert text(browser, "#theme") == "Light"
     browser.click("#theme")

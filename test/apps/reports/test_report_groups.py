@@ -1,4 +1,4 @@
-"""Which runs a report finds, and what it takes for tasks, algorithms and seeds."""
+"""Which runs a report finds, and how it groups them into tasks, algorithms and seeds."""
 
 import pytest
 import yaml
@@ -18,7 +18,7 @@ def teams_of(report):
     }
 
 
-def test_a_suite_is_found_whole(tmp_path):
+def test_all_runs_of_a_suite_are_found(tmp_path):
     write_suite(tmp_path / "suite", ["balance", "wheel"], seeds=3, points=4)
     both = {"MAPPO": 3, "IPPO": 3}
     assert teams_of(make_report(tmp_path / "suite")) == {"balance": both, "wheel": both}
@@ -26,7 +26,7 @@ def test_a_suite_is_found_whole(tmp_path):
     assert teams_of(make_report([one, one / "seed0"])) == {"balance": {"MAPPO": 3}}  # once each
 
 
-def test_members_of_a_population_are_its_runs(tmp_path):
+def test_population_is_replaced_by_its_members(tmp_path):
     write_run(tmp_path / "population", [1, 2])
     for seed in range(2):
         write_run(tmp_path / "population" / f"seed{seed}", [1, 2], seed=seed)
@@ -34,26 +34,26 @@ def test_members_of_a_population_are_its_runs(tmp_path):
     assert sorted(run.seed for run in runs) == [0, 1] and not left_out
 
 
-def test_what_differs_but_the_seed_is_another_algorithm(tmp_path):
+def test_different_learning_settings_are_different_algorithms(tmp_path):
     write_run(tmp_path / "a", [1, 2])
     write_run(tmp_path / "b", [1, 2], seed=1)
     write_run(tmp_path / "c", [1, 2], **{"learner.lr": 0.01})
     write_run(tmp_path / "d", [1, 2], **{"learner.algorithm": "ippo"})
-    # What does not change what is learned: how fast, and how far.
+    # Settings of speed and length do not make another algorithm.
     write_run(tmp_path / "e", [1, 2], seed=2, execution="eager", total_frames=128_000)
     assert teams_of(make_report(tmp_path)) == {
         "arena": {"IPPO": 1, "MAPPO (lr=0.01)": 1, "MAPPO (lr=0.0005)": 3}
     }
 
 
-def test_recipes_of_one_algorithm_are_told_apart(tmp_path):
+def test_recipes_of_one_algorithm_get_distinct_names(tmp_path):
     write_run(tmp_path / "a", [1, 2], recipe="vmas_balance_mappo")
     write_run(tmp_path / "b", [1, 2], recipe="vmas_balance_rmappo", **{"env.kwargs.n_agents": 3})
     write_run(tmp_path / "c", [1, 2], recipe="vmas_balance_ippo", **{"env.kwargs.n_agents": 3})
     assert set(teams_of(make_report(tmp_path))["balance"]) == {"IPPO", "MAPPO", "MAPPO (rmappo)"}
 
 
-def test_arguments_and_time_limits_make_tasks(tmp_path):
+def test_env_kwargs_and_names_define_tasks(tmp_path):
     write_run(tmp_path / "a", [1, 2])
     write_run(tmp_path / "b", [1, 2], **{"env.kwargs.lives": 5})
     write_run(tmp_path / "c", [1, 2], **{"env.num_envs": 64})
@@ -62,13 +62,13 @@ def test_arguments_and_time_limits_make_tasks(tmp_path):
     assert found == {"arena, lives=3": 2, "arena, lives=5": 1, "matrix_game": 1}
 
 
-def test_algorithms_of_groups_are_named(tmp_path):
+def test_algorithms_of_groups_are_part_of_the_name(tmp_path):
     groups = {"groups.agent.algorithm": "iql", "env.continuous_actions": False}
     write_run(tmp_path / "a", [1, 2], recipe="vmas_simple_tag_mappo", **groups)
     assert list(teams_of(make_report(tmp_path))["simple_tag"]) == ["MAPPO + IQL"]
 
 
-def test_runs_that_cannot_be_read_are_left_out_and_named(tmp_path):
+def test_unreadable_runs_are_left_out_and_reported(tmp_path):
     write_run(tmp_path / "good", [1, 2])
     broken = write_run(tmp_path / "broken", [1, 2])
     (broken / "evaluation.csv").write_text("frames,return_mean\n0,one\n1,2\n")
@@ -87,7 +87,7 @@ def test_runs_that_cannot_be_read_are_left_out_and_named(tmp_path):
     assert sentences.count("\n") == 2
 
 
-def test_folders_without_runs(tmp_path):
+def test_folders_without_runs_raise(tmp_path):
     with pytest.raises(CheckpointError, match="is not a run folder: it does not exist"):
         make_report(tmp_path / "none")
     write_run(tmp_path / "runs" / "a", [1, 2])

@@ -22,7 +22,7 @@ def names_of(report):
 
 
 def write_population(folder, ends, seed=0, **settings):
-    """A population of which members end as given, each with a learning rate of its own."""
+    """A population whose members have the given returns and different learning rates."""
     population = {"population.size": len(ends), **settings}
     write_run(folder, [0, 0], seed=seed, **population)
     (folder / "evaluation.csv").unlink()
@@ -41,21 +41,19 @@ class TestWhatLearnsDifferently:
             {"distributed.collectors": 4, "distributed.backend": "ray", "distributed.overlap": 1},
         ],
     )
-    def test_where_environments_are_is_the_same_and_how_late_a_policy_is_not(
-        self, tmp_path, settings
-    ):
+    def test_collectors_do_not_matter_but_policy_lag_does(self, tmp_path, settings):
         write_run(tmp_path / "a", [1, 2])
         write_run(tmp_path / "b", [1, 2], seed=1, **settings)
         write_run(tmp_path / "c", [1, 2], seed=2, **settings, execution="eager")
         assert sorted(names_of(make_report(tmp_path))["arena"].values()) == [1, 2]
 
-    def test_without_waiting(self, tmp_path):
+    def test_asynchronous_settings_are_different_algorithms(self, tmp_path):
         ray = {"distributed.collectors": 4, "distributed.backend": "ray"}
         late = {**ray, "distributed.asynchronous": True}
         write_run(tmp_path / "a", [1, 2], **ray)
         write_run(tmp_path / "b", [1, 2], **late)
         write_run(tmp_path / "c", [1, 2], **late, **{"distributed.max_lag": 2})
-        # Only where the actors are:
+        # These differ only in the placement of actors:
         write_run(tmp_path / "d", [1, 2], seed=1, **{"distributed.collectors": 4})
         write_run(tmp_path / "e", [1, 2], seed=2, **ray, **{"distributed.actors": 2})
         assert names_of(make_report(tmp_path)) == {
@@ -70,7 +68,7 @@ class TestWhatLearnsDifferently:
 class TestPopulations:
     PBT = {"evolution.method": "pbt"}
 
-    def test_one_that_evolves_is_its_best_and_its_mean(self, tmp_path):
+    def test_evolved_population_has_rows_for_best_and_mean(self, tmp_path):
         for seed, shift in ((0, 0.0), (10, 2.0)):
             ends = [[0, 1 + shift, 5], [0, 4, 2], [0, 1, 3 + shift], [0, 2, 6]]
             write_population(tmp_path / f"pbt{seed}", ends, seed=seed, **self.PBT)
@@ -90,7 +88,7 @@ class TestPopulations:
         assert "is the best of 4 members at each measurement, and so partly luck" in said
         assert "all members together have been trained for 4 times its frames" in said
 
-    def test_a_member_that_is_named_stands_for_its_population(self, tmp_path):
+    def test_given_member_is_replaced_by_its_evolved_population(self, tmp_path):
         folder = write_population(tmp_path / "pbt", [[0, 1], [0, 3]], **self.PBT)
         report = make_report([folder / "seed1"])
         assert set(report.tasks[0].teams) == {
@@ -98,20 +96,20 @@ class TestPopulations:
             "MAPPO, mean of PBT of 2",
         }
 
-    def test_a_member_that_has_diverged_leaves_the_best(self, tmp_path):
+    def test_diverged_member_is_excluded_from_best_and_mean(self, tmp_path):
         ends = [[0, float("nan")], [0, 3]]
         write_population(tmp_path / "pbt", ends, **self.PBT)
         teams = make_report(tmp_path).tasks[0].teams
         assert teams["MAPPO, best of PBT of 2"].scores == [3]
         assert teams["MAPPO, mean of PBT of 2"].scores == [3]  # of the others
 
-    def test_members_that_learn_alone_are_seeds(self, tmp_path):
+    def test_members_without_evolution_are_seeds(self, tmp_path):
         write_population(tmp_path / "population", [[0, 1], [0, 2]])
         assert names_of(make_report(tmp_path))["arena"] == {"MAPPO": 2}
 
 
 class TestASeedCountsOnce:
-    def test_member_0_and_an_ordinary_run(self, tmp_path):
+    def test_member_and_run_with_equal_seed_count_once(self, tmp_path):
         write_population(tmp_path / "population", [[0, 1], [0, 2]])
         write_run(tmp_path / "run", [0, 1.5])
         report = make_report(tmp_path)
@@ -120,14 +118,14 @@ class TestASeedCountsOnce:
         assert "run' has the seed 0 and the learning settings of " in sentence
         assert sentence.endswith("population/seed0'; a seed counts once.")
 
-    def test_the_run_that_has_come_farther_stays(self, tmp_path):
+    def test_longer_run_of_a_seed_is_kept(self, tmp_path):
         write_run(tmp_path / "a", [0, 1], finished=False)
         write_run(tmp_path / "b", [0, 1, 3], execution="eager")
         assert make_report(tmp_path).tasks[0].teams["MAPPO"].scores == [3]
 
 
 class TestNames:
-    def test_what_is_not_read_is_no_part_of_a_name(self, tmp_path):
+    def test_unused_settings_are_not_part_of_the_name(self, tmp_path):
         zero_sum = "toy_zero_sum_ippo_psro"
         write_run(tmp_path / "a", [0, 0], recipe=zero_sum)
         none = {"league.opponents": "none"}
@@ -156,21 +154,21 @@ class TestAnswers:
                 write_run(tmp_path / f"{name}{seed}", [0, end + 0.1 * seed], **settings)
         return make_report(tmp_path)
 
-    def test_the_best_is_compared_with_each_other_one(self, three):
+    def test_best_algorithm_is_compared_with_each_other(self, three):
         _, second, third = answers(three)
         assert second.startswith("A run of MAPPO is better than one of IPPO with probability")
         assert second.endswith("these runs cannot tell them apart.")
         assert third.startswith("A run of MAPPO is better than one of HAPPO with probability 1.00")
         assert third.endswith("a significant difference over seeds.")
 
-    def test_over_several_tasks(self, tmp_path):
+    def test_comparisons_over_several_tasks(self, tmp_path):
         levels = {"mappo": (0.9, 0.01), "ippo": (0.5, 0.01), "masac": (0.3, 0.01)}
         write_suite(tmp_path, ["balance", "navigation"], levels, seeds=5, points=3)
         sentences = answers(make_report(tmp_path))
         assert [" IPPO " in x or " MASAC " in x for x in sentences[1:]] == [True, True]
         assert all("significant difference" in x for x in sentences[1:])
 
-    def test_every_algorithm_of_several_tasks_has_normalized_scores(self, tmp_path):
+    def test_aggregates_cover_every_algorithm_of_several_tasks(self, tmp_path):
         """Two teams in two tasks, and a third in two others."""
         levels = {"mappo": (0.9, 0.01), "ippo": (0.8, 0.01)}
         write_suite(tmp_path, ["balance", "navigation"], levels, seeds=2, points=3)
@@ -178,11 +176,11 @@ class TestAnswers:
         first, second = make_report(tmp_path).aggregates
         assert first.algorithms == ["MAPPO", "IPPO"] and second.algorithms == ["MASAC"]
         assert second.tasks == ["transport", "wheel"]
-        # One task: all of them, in one table.
+        # For a single task there is one table.
         (alone,) = make_report([tmp_path / "balance"]).aggregates
         assert alone.algorithms == ["MAPPO", "IPPO"]
 
-    def test_a_mean_that_is_always_0_says_nothing(self, tmp_path):
+    def test_zero_sum_task_recommends_crossplay(self, tmp_path):
         for seed, won in enumerate((0.2, -0.1)):
             for name, opponents in (("a", "nash"), ("b", "none")):
                 run = write_run(
@@ -200,13 +198,13 @@ class TestAnswers:
             "is zero-sum: where one policy plays both sides the mean return is always 0" in sentence
         )
         assert "`torchrl-marl crossplay RUN RUN ...`" in sentence
-        # Of one kind of runs, without a league, too; but not of a task in which nobody scores.
+        # Also for one algorithm without a league, but not for a task with zero returns.
         shutil.rmtree(tmp_path / "a0"), shutil.rmtree(tmp_path / "a1")
         assert "crossplay" in answers(make_report(tmp_path))[0]
         write_run(tmp_path / "c", [0, 0])
         assert "crossplay" not in answers(make_report(tmp_path / "c"))[0]
 
-    def test_beside_other_tasks_it_is_a_note(self, tmp_path):
+    def test_zero_sum_task_among_others_is_a_note(self, tmp_path):
         write_suite(tmp_path, ["balance", "navigation"], seeds=2, points=3)
         write_run(tmp_path / "game", [0, 0], recipe="toy_zero_sum_ippo_psro")
         report = make_report(tmp_path)

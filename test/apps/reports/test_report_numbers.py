@@ -1,4 +1,4 @@
-"""The figures of a report, worked out another way."""
+"""The figures of a report, compared with independent computations."""
 
 import csv
 import io
@@ -87,7 +87,7 @@ def test_lines_over_frames_agent_frames_and_seconds(suite, report):
     np.testing.assert_allclose(line.each[2], third)
 
 
-def test_algorithms_trained_for_different_frames_meet_at_the_fewer(tmp_path):
+def test_algorithms_are_compared_at_the_smallest_number_of_frames(tmp_path):
     write_run(tmp_path / "a", [0, 1, 2, 3, 4], frames=[0, 100, 200, 300, 400])
     write_run(tmp_path / "b", [0, 5, 7], frames=[0, 100, 205], **{"learner.algorithm": "ippo"})
     (result,) = make_report(tmp_path).tasks
@@ -97,7 +97,7 @@ def test_algorithms_trained_for_different_frames_meet_at_the_fewer(tmp_path):
     assert any("trained for 205 to 400 frames" in note for note in notes(make_report(tmp_path)))
 
 
-def test_runs_that_measured_nothing_near_are_interpolated_and_named(tmp_path):
+def test_distant_measurements_are_interpolated_and_noted(tmp_path):
     write_run(tmp_path / "a", [0, 4], frames=[0, 400])
     write_run(tmp_path / "b", [0, 7], frames=[0, 200], **{"learner.algorithm": "ippo"})
     report = make_report(tmp_path)
@@ -105,7 +105,7 @@ def test_runs_that_measured_nothing_near_are_interpolated_and_named(tmp_path):
     assert any("no measurement near" in note and "/a (400)" in note for note in notes(report))
 
 
-def test_longer_training_is_no_advantage(tmp_path):
+def test_longer_training_does_not_raise_scores(tmp_path):
     """At equal frames each run of MAPPO is 1 below that of IPPO, whose training was shorter."""
     for seed in range(4):
         long, short = [seed + 10 * k for k in range(5)], [seed + 1 + 12 * k for k in range(3)]
@@ -117,12 +117,12 @@ def test_longer_training_is_no_advantage(tmp_path):
     np.testing.assert_allclose(teams["IPPO"].scores, [25, 26, 27, 28])
 
 
-def test_a_measurement_that_is_there_is_not_interpolated():
+def test_exact_measurement_is_not_interpolated():
     frames, values = np.array([0.0, 100, 200]), np.array([1.0, 3, np.nan])
     assert [_read(frames, values, at) for at in (0, 50, 100)] == [1, 2, 3]
 
 
-def test_the_lever_game_has_the_optimum_of_its_rounds(tmp_path):
+def test_reference_of_the_lever_game_depends_on_its_rounds(tmp_path):
     levers = {"env.name": "matching_levers"}
     once = {"env.kwargs.rounds": 1, "env.kwargs.n_levers": 10, "env.kwargs.last_lever": 0.9}
     for folder, settings, best in (("a", {}, 8), ("b", once, 1)):
@@ -130,7 +130,7 @@ def test_the_lever_game_has_the_optimum_of_its_rounds(tmp_path):
         assert result.reference.best == best
 
 
-def test_unfinished_runs_count_up_to_where_they_are(tmp_path):
+def test_unfinished_runs_count_up_to_their_last_frame(tmp_path):
     write_run(tmp_path / "a", [0, 1, 2, 3], seed=0)
     write_run(tmp_path / "b", [0, 1, 4, 5], seed=1)
     write_run(tmp_path / "c", [0, 6], seed=2, finished=False)
@@ -143,7 +143,7 @@ def test_unfinished_runs_count_up_to_where_they_are(tmp_path):
     assert any("has not finished; used up to frame 1,000 of 100,000" in x for x in notes(report))
 
 
-def test_a_return_that_is_no_number_ends_a_run(tmp_path):
+def test_run_is_cut_at_its_first_nan_return(tmp_path):
     write_run(tmp_path / "a", [0.0, 3.0, float("nan"), 9.0])
     report = make_report(tmp_path)
     assert report.tasks[0].teams["MAPPO"].scores == [3]
@@ -151,13 +151,13 @@ def test_a_return_that_is_no_number_ends_a_run(tmp_path):
     write_run(tmp_path / "b", [float("nan"), float("nan")], seed=1, training=False)
     write_run(tmp_path / "c", [float("nan"), 3.0], seed=2)
     report = make_report(tmp_path)
-    assert report.tasks[0].teams["MAPPO"].scores == [3]  # not those of training's episodes
+    assert report.tasks[0].teams["MAPPO"].scores == [3]  # without returns of training episodes
     for name, sentence in zip("bc", report.left_out):
         assert f"/{name}' has a return that is not finite at its first" in sentence
     assert not any("/c " in note for note in notes(report) if "Left out" not in note)
 
 
-def test_runs_without_evaluations_stand_by_their_training(tmp_path):
+def test_runs_without_evaluations_use_training_returns(tmp_path):
     run = write_run(tmp_path / "a", [0, 1, 2])
     (run / "evaluation.csv").unlink()
     report = make_report(tmp_path)
@@ -175,7 +175,7 @@ def test_one_seed_has_no_interval(tmp_path):
     assert "earns 3 (random policy: 0)" in answers(report)[0]
 
 
-def test_few_seeds_are_said_to_be_few(tmp_path):
+def test_note_states_coverage_for_few_seeds(tmp_path):
     for seed in range(3):
         write_run(tmp_path / f"{seed}", [0, seed], seed=seed)
     assert any("in 75 % of the cases, not 95 %" in note for note in notes(make_report(tmp_path)))
@@ -190,7 +190,7 @@ def test_tasks_of_different_algorithms_are_not_averaged(tmp_path):
     assert any("No figure over all tasks is given" in note for note in notes(report))
 
 
-def test_algorithms_are_aggregated_on_the_tasks_they_share(tmp_path):
+def test_aggregates_use_the_tasks_shared_by_algorithms(tmp_path):
     levels = {"mappo": (0.9, 0.01), "ippo": (0.8, 0.01)}
     write_suite(tmp_path, ["balance", "navigation", "wheel"], levels, seeds=2, points=3)
     write_suite(tmp_path, ["balance", "wheel"], {"masac": (0.5, 0.01)}, seeds=2, points=3)
@@ -212,7 +212,7 @@ def test_returns_of_groups(tmp_path):
     assert any("has the groups cats and dogs" in note for note in notes(report))
 
 
-def test_actions_of_two_kinds(tmp_path):
+def test_note_compares_most_likely_and_sampled_actions(tmp_path):
     for seed, drawn in enumerate((1.0, 2.0, 9.0)):
         run = write_run(tmp_path / f"{seed}", [0, 3], seed=seed)
         summary = json.loads((run / "summary.json").read_text())
@@ -222,7 +222,7 @@ def test_actions_of_two_kinds(tmp_path):
         (run / "summary.json").write_text(json.dumps(summary))
     (note,) = (note for note in notes(make_report(tmp_path)) if "most likely" in note)
     assert "earn -5 and sampled ones 1.5, a significant difference in 2 of 3 runs" in note
-    for path in tmp_path.glob("*/summary.json"):  # beside episodes that differ by much more
+    for path in tmp_path.glob("*/summary.json"):  # episodes with a much larger spread
         summary = json.loads(path.read_text())
         for own in summary["evaluation"].values():
             own["return_std"] = 50.0
@@ -230,7 +230,7 @@ def test_actions_of_two_kinds(tmp_path):
     assert not any("most likely" in note for note in notes(make_report(tmp_path)))
 
 
-def test_what_0_and_1_are(tmp_path):
+def test_references_for_normalization(tmp_path):
     exact = make_report(write_run(tmp_path / "a", [0, 3], random=1.0)).tasks[0]
     assert (exact.reference.random, exact.reference.best) == (1.0, 12.5)
     assert exact.normalized("MAPPO") == [pytest.approx(2 / 11.5)]
@@ -250,7 +250,7 @@ def test_what_0_and_1_are(tmp_path):
         make_report(tmp_path / "b", own)
 
 
-def test_tables_of_numbers(report):
+def test_csv_and_markdown_tables(report):
     evaluations = rows(evaluations_csv(report))
     assert len(evaluations) == 3 * 2 * 5 * 6
     results = rows(results_csv(report))
@@ -268,7 +268,7 @@ def test_tables_of_numbers(report):
     assert all(line.count("|") > 2 for line in text.splitlines() if line.startswith("|"))
 
 
-def test_curves_with_their_intervals(suite, report):
+def test_curves_csv_has_values_and_intervals(suite, report):
     curves = rows(curves_csv(report))
     assert {row["measured_by"] for row in curves} == {"evaluation", "training"}
     own = [
@@ -282,7 +282,7 @@ def test_curves_with_their_intervals(suite, report):
     assert [row["frames"] for row in own][-1] == "480000" and {row["runs"] for row in own} == {"5"}
 
 
-def test_tables_of_others_join_the_tasks(suite, report, tmp_path):
+def test_foreign_tables_are_merged_into_the_tasks(suite, report, tmp_path):
     own = tmp_path / "evaluations.csv"
     own.write_text(evaluations_csv(report))
     again = make_report(own)  # a report of a report's table
@@ -316,7 +316,7 @@ def test_tables_of_others_join_the_tasks(suite, report, tmp_path):
         ("task,algorithm,seed,frames,return\nwheel,MAPPO,0,1,1\n", "give it another name"),
     ],
 )
-def test_tables_of_others_that_do_not_fit(suite, tmp_path, text, sentence):
+def test_invalid_foreign_tables_raise(suite, tmp_path, text, sentence):
     path = tmp_path / "other.csv"
     path.write_text(text)
     with pytest.raises((CheckpointError, ConfigError), match=sentence) as error:
@@ -324,7 +324,7 @@ def test_tables_of_others_that_do_not_fit(suite, tmp_path, text, sentence):
     assert "\n" not in str(error.value)
 
 
-def test_a_return_of_others_that_is_no_number_ends_its_run(tmp_path):
+def test_foreign_run_is_cut_at_its_first_nan_return(tmp_path):
     path = tmp_path / "other.csv"
     rows = "a,b,0,0,1\na,b,0,9,nan\na,b,1,0,1\na,b,1,9,2\na,c,1,0,nan\n"
     path.write_text("task,algorithm,seed,frames,return\n" + rows)
@@ -336,7 +336,7 @@ def test_a_return_of_others_that_is_no_number_ends_its_run(tmp_path):
     assert "of training in all" not in page(report)  # the table has no seconds
 
 
-def test_notes_name_the_run_of_a_table(tmp_path):
+def test_notes_name_runs_of_a_foreign_table(tmp_path):
     path = tmp_path / "other.csv"
     rows = "a,b,0,10,1\na,b,0,20,1\na,b,1,100,1\na,b,1,300,3\n"
     path.write_text("task,algorithm,seed,frames,return\n" + rows)
@@ -345,7 +345,7 @@ def test_notes_name_the_run_of_a_table(tmp_path):
 
 
 @pytest.mark.parametrize(("seeds", "cases"), [(2, "1 of 3"), (3, "1 of 10"), (4, None)])
-def test_few_seeds_that_come_apart_do_not_decide(tmp_path, seeds, cases):
+def test_significance_requires_four_seeds(tmp_path, seeds, cases):
     for seed in range(seeds):
         write_run(tmp_path / f"a{seed}", [0, 9 + seed], seed=seed)
         write_run(tmp_path / f"b{seed}", [0, seed], seed=seed, **{"learner.algorithm": "ippo"})
@@ -358,7 +358,7 @@ def test_few_seeds_that_come_apart_do_not_decide(tmp_path, seeds, cases):
         assert "significant" not in said
 
 
-def test_a_copy_of_a_run_counts_once(tmp_path):
+def test_copy_of_a_run_counts_once(tmp_path):
     run = write_run(tmp_path / "a", [0, 1])
     write_run(tmp_path / "b", [0, 1], seed=1)
     shutil.copytree(run, tmp_path / "c")
@@ -369,7 +369,7 @@ def test_a_copy_of_a_run_counts_once(tmp_path):
     assert any("Left out:" in note and "does not count" in note for note in notes(report))
 
 
-def test_what_makes_seeds_unlike_is_said(tmp_path):
+def test_notes_report_different_lengths_of_seeds(tmp_path):
     write_run(tmp_path / "a", [0, 1, 2, 3], total_frames=3000)
     write_run(tmp_path / "b", [0, 1, 2, 3], seed=1, total_frames=6000)
     write_run(tmp_path / "c", [0, 6], seed=2, finished=False, total_frames=6000)
@@ -378,7 +378,7 @@ def test_what_makes_seeds_unlike_is_said(tmp_path):
     assert "compared at 3,000 frames" in said and "/c (1,000)" in said
 
 
-def test_tables_that_were_cut_are_named(tmp_path):
+def test_notes_report_truncated_tables(tmp_path):
     run = write_run(tmp_path / "a", [0, 1, 2, 3])
     table = run / "evaluation.csv"
     table.write_text(table.read_text()[:-3])
@@ -392,7 +392,7 @@ def test_tables_that_were_cut_are_named(tmp_path):
 
 
 @pytest.mark.pictures
-def test_the_same_runs_give_the_same_report(suite, report):
+def test_report_is_deterministic(suite, report):
     assert markdown(make_report(suite)) == markdown(report)
 
 

@@ -1,4 +1,4 @@
-"""The files of a report: one page without anything from elsewhere, and where it may be written."""
+"""The files of a report: a self-contained page, and the folders it may be written to."""
 
 import errno
 import itertools
@@ -38,7 +38,7 @@ FILES = [
 
 
 class Elements(HTMLParser):
-    """The elements of a page, with their attributes, and what is not closed."""
+    """The elements of a page with their attributes, and the unclosed ones."""
 
     EMPTY = ("meta", "link", "input", "br")
 
@@ -68,7 +68,7 @@ def suite(tmp_path_factory):
     return write_suite(folder, ["balance", "wheel"], seeds=2, points=5)
 
 
-def test_the_page_needs_nothing_from_elsewhere(suite):
+def test_page_has_no_external_resources(suite):
     text = page(make_report(suite))
     elements = Elements(text)
     assert not elements.open
@@ -83,7 +83,7 @@ def test_the_page_needs_nothing_from_elsewhere(suite):
     assert len(identifiers) == len(set(identifiers))
 
 
-def test_the_page_holds_every_run(suite):
+def test_page_data_has_every_run(suite):
     found = data_of(page(make_report(suite)))
     assert found["algorithms"] == ["IPPO", "MAPPO"]
     balance = found["tasks"][0]
@@ -96,7 +96,7 @@ def test_the_page_holds_every_run(suite):
     }  # fmt: skip
 
 
-def test_what_comes_from_runs_is_escaped(tmp_path):
+def test_names_from_runs_are_escaped(tmp_path):
     name = "</script><script>alert(1)</script>|`x`&"
     folder = tmp_path / 'a" onclick="alert(2)'
     config = write_run(folder, [0, 1]) / "config.yaml"
@@ -114,7 +114,7 @@ def test_what_comes_from_runs_is_escaped(tmp_path):
     assert found["algorithms"][0] == name
 
 
-def test_a_page_of_nothing_but_doubts(tmp_path):
+def test_page_of_one_unfinished_run(tmp_path):
     """One unfinished run without seeds, random policy, training rows or agent frames."""
     write_run(tmp_path / "a", [0, 3], finished=False, training=False)
     text = page(make_report(tmp_path))
@@ -123,7 +123,7 @@ def test_a_page_of_nothing_but_doubts(tmp_path):
     assert data_of(text)["aggregates"] == []
 
 
-# What eyes without one kind of cones see of linear RGB (Machado et al., 2009), and all eyes.
+# Linear RGB as seen with color vision deficiencies (Machado et al., 2009), and without.
 SEEN = {
     "deutan": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
     "protan": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
@@ -139,7 +139,7 @@ def lab(linear):
 
 
 @pytest.mark.parametrize("mode", [0, 1], ids=["light", "dark"])
-def test_colors_are_told_apart(mode):
+def test_colors_are_distinguishable(mode):
     style = (resources.files("torchrl_marl.apps.reports") / "assets" / "report.css").read_text()
     found = dict(re.findall(r"--(c\d|card|ground): light-dark\(([^)]*)\)", style))
     digits = {name: pair.split(", ")[mode][1:] for name, pair in found.items()}
@@ -161,7 +161,7 @@ def test_colors_are_told_apart(mode):
         assert min(map(np.linalg.norm, seen)) > 15, (i, j)
 
 
-def test_files_are_written_and_written_again(suite, tmp_path):
+def test_report_files_are_written_and_replaced(suite, tmp_path):
     folder = tmp_path / "new" / "report"
     for _ in range(2):
         write_report(suite, folder)
@@ -171,7 +171,7 @@ def test_files_are_written_and_written_again(suite, tmp_path):
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_two_reports_at_once_both_succeed(tmp_path, monkeypatch):
+def test_concurrent_writes_of_a_file_succeed(tmp_path, monkeypatch):
     path = tmp_path / "report.html"
     with whole_file(path, at_once=True) as file:
         file.write("first")
@@ -182,7 +182,7 @@ def test_two_reports_at_once_both_succeed(tmp_path, monkeypatch):
     assert path.read_text() == "first" and list(tmp_path.iterdir()) == [path]
 
 
-def test_pictures_cut_nothing(tmp_path):
+def test_pictures_do_not_clip_legends_and_titles(tmp_path):
     """A legend of long names below one narrow task, and the titles above three."""
     for i in range(4):
         settings = {"learner.lr": 0.001 * i + 1e-4, "learner.entropy_coeff": 0.1 * i}
@@ -200,7 +200,7 @@ def test_pictures_cut_nothing(tmp_path):
         assert boxes[0].y1 <= min(box.y0 for box in boxes[1:]) + 1  # below the axes
 
 
-def test_a_broken_matplotlib_is_as_none(suite, tmp_path, monkeypatch):
+def test_broken_matplotlib_is_treated_as_missing(suite, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.warns(UserWarning, match="no pictures are drawn: matplotlib cannot be imported"):
         write_report(suite, tmp_path)
@@ -210,7 +210,7 @@ def test_a_broken_matplotlib_is_as_none(suite, tmp_path, monkeypatch):
         learning_curve(suite / "balance")
 
 
-def test_folders_of_others_are_left_alone(suite, tmp_path):
+def test_folders_without_a_report_are_not_overwritten(suite, tmp_path):
     (tmp_path / "report.md").write_text("mine")
     with pytest.raises(ConfigError, match=r"holds 'report.md' but no report.*use --out FOLDER"):
         write_report(suite, tmp_path)
@@ -222,12 +222,12 @@ def test_folders_of_others_are_left_alone(suite, tmp_path):
         write_report(suite, tmp_path / "report.md")
 
 
-def test_a_run_is_no_place_for_a_report(suite):
+def test_run_folder_is_refused_as_report_folder(suite):
     with pytest.raises(ConfigError, match="but no report"):
         write_report(suite, suite / "balance" / "mappo" / "seed0")
 
 
-def test_a_full_disk_leaves_no_half_of_a_page(suite, tmp_path, monkeypatch):
+def test_full_disk_leaves_no_partial_files(suite, tmp_path, monkeypatch):
     def full(descriptor):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -238,13 +238,13 @@ def test_a_full_disk_leaves_no_half_of_a_page(suite, tmp_path, monkeypatch):
     write_report(suite, tmp_path)
 
 
-def test_a_place_that_cannot_be_written(suite, tmp_path):
+def test_unwritable_folder_raises(suite, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(WriteError, match="cannot be written"):
         write_report(suite, tmp_path / "file" / "report")
 
 
-def test_the_command(suite, tmp_path, capsys):
+def test_report_command(suite, tmp_path, capsys):
     broken = write_run(tmp_path / "runs" / "broken", [0, 1])
     (broken / "metrics.csv").write_text("x\n1\n")
     out = tmp_path / "out"

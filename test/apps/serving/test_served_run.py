@@ -1,4 +1,4 @@
-"""A run behind a door: its actions, its memory, newer checkpoints, and what it refuses."""
+"""A served run: its actions, memory, newer checkpoints, and refused requests."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ def config(folder, **settings):
 
 @pytest.fixture(scope="module")
 def kinds(tmp_path_factory):
-    """Two groups, joined in one actor."""
+    """A run with two groups that share one actor."""
     folder = tmp_path_factory.mktemp("served") / "run"
     kwargs = {"n_groups": 2, "kinds": 2, "n_agents": 4}
     return torchrl_marl.train(config(folder, env={"kwargs": kwargs}))
@@ -54,7 +54,7 @@ def connect(served, **options):
 
 
 def drawn_observations(served, draw, who=lambda name: True):
-    """What all agents see, and which of their choices are legal."""
+    """Random observations and action masks of the agents."""
     seen, legal = {}, {}
     for name, kind in served.declared.kinds.items():
         for i in range(kind.n):
@@ -67,7 +67,7 @@ def drawn_observations(served, draw, who=lambda name: True):
 
 
 def step_of(served, seen, legal):
-    """The same as a step of the environment, for the policy itself."""
+    """The same data as an environment step for the policy."""
     td = {}
     for name, kind in served.declared.kinds.items():
         names = [f"{name}_{i}" for i in range(kind.n)]
@@ -87,7 +87,7 @@ def best(policy, td):
         return policy(td)
 
 
-def test_clients_get_what_the_policy_does(kinds):
+def test_clients_get_the_actions_of_the_policy(kinds):
     policy, draw = Run.load(kinds.folder).policy, np.random.default_rng(0)
     with PolicyServer(kinds.folder, port=0, execution="trace", max_clients=4) as served:
         assert served.version == 160 and list(served.declared.kinds) == ["agents_0", "agents_1"]
@@ -118,7 +118,7 @@ def test_sampled_actions_vary(kinds):
         assert len(set(found)) > 1
 
 
-def test_agents_remember_for_each_client_and_episode(remembering):
+def test_memory_is_kept_per_client_and_episode(remembering):
     policy, draw = Run.load(remembering.folder).policy, np.random.default_rng(0)
     with PolicyServer(remembering.folder, port=0, execution="trace", max_clients=2) as served:
         clients = [connect(served, name=name) for name in "ab"]
@@ -144,7 +144,7 @@ def test_agents_remember_for_each_client_and_episode(remembering):
             client.close()
 
 
-def test_newer_checkpoints_are_followed_in_mid_episode(tmp_path):
+def test_newer_checkpoint_is_loaded_in_mid_episode(tmp_path):
     learner = {"actor.memory": "gru", "window": 5, "minibatch_size": 20, "lr": 0.05}
     run = torchrl_marl.train(read_config(config(tmp_path / "run"), {"learner": learner}))
     draw = np.random.default_rng(0)
@@ -168,13 +168,13 @@ def test_newer_checkpoints_are_followed_in_mid_episode(tmp_path):
 
 
 def trained_in_stages(folder, tmp_path, **second):
-    """A run with two stages, whose second one is put aside, as if it had not begun."""
+    """Trains two stages and moves the second away, as if it had not begun."""
     stages = {"one": {}, "two": {"total_frames": 320, **second}}
     torchrl_marl.train(read_config(config(folder), {"stages": stages}))
     return (folder / "two").rename(tmp_path / "aside")
 
 
-def test_the_next_stage_is_followed(tmp_path):
+def test_next_stage_is_loaded(tmp_path):
     folder = tmp_path / "run"
     aside = trained_in_stages(folder, tmp_path, **{"learner.actor.activation": "relu"})
     with PolicyServer(folder, port=0, execution="trace", max_clients=2) as served:
@@ -190,7 +190,7 @@ def test_the_next_stage_is_followed(tmp_path):
         np.testing.assert_allclose(given, acted["agents", "action"][0].numpy(), atol=1e-6)
 
 
-def test_a_stage_of_other_agents_is_not_followed(tmp_path, capsys):
+def test_stage_with_other_agents_is_not_loaded(tmp_path, capsys):
     folder, init = tmp_path / "run", ["actor", "normalization"]
     aside = trained_in_stages(folder, tmp_path, **{"env.kwargs.n_agents": 3, "init": init})
     with PolicyServer(folder, port=0, execution="eager") as served:
@@ -202,7 +202,7 @@ def test_a_stage_of_other_agents_is_not_followed(tmp_path, capsys):
     assert printed.count("still serves 160 frames: stage 'two' has other agents") == 1
 
 
-def test_who_declares_other_agents_is_refused(kinds):
+def test_client_with_other_agents_is_refused(kinds):
     with PolicyServer(kinds.folder, port=0, execution="eager") as served:
         other = {"walker": {"n": 1, "observation": 2, "action": 1}}
         host, port = served.address.split(":")
@@ -210,7 +210,7 @@ def test_who_declares_other_agents_is_refused(kinds):
             Client(host, int(port), other).begin({"walker_0": [0.0, 0.0]})
 
 
-def test_what_no_client_can_say_is_refused():
+def test_unsupported_observations_are_refused():
     action = Bounded(-1, 1, (2,))
     for seen in (Unbounded((8, 8, 3)), Composite(a=Unbounded((2,)), b=Unbounded((3,)))):
         with pytest.raises(ConfigError, match="agents 'car' have observations .* one vector"):
@@ -226,7 +226,7 @@ def test_what_no_client_can_say_is_refused():
     }
 
 
-def test_bad_requests_are_one_sentence(kinds, tmp_path, capsys):
+def test_invalid_arguments_raise_one_sentence(kinds, tmp_path, capsys):
     def error(*arguments):
         assert cli.main(["serve", *map(str, arguments)]) == 2
         [line] = capsys.readouterr().err.splitlines()
@@ -242,15 +242,15 @@ def test_bad_requests_are_one_sentence(kinds, tmp_path, capsys):
         PolicyServer(tmp_path)
 
 
-# A shell's background jobs are begun with Ctrl-C ignored.
+# Shells start background jobs with SIGINT ignored.
 HEEDING = (
     "import signal, sys; from torchrl_marl.apps.cli.main import main;"
     "signal.signal(signal.SIGINT, signal.default_int_handler); sys.exit(main())"
 )
 
 
-def test_the_command(kinds):
-    """From its first words to Ctrl-C."""
+def test_serve_command(kinds):
+    """From the first lines of output to Ctrl-C."""
     command = [sys.executable, "-c", HEEDING, "serve", str(kinds.folder), "--port", "0"]
     environment = {**os.environ, "PYTHONPATH": str(Path(torchrl_marl.__file__).parents[1])}
     process = subprocess.Popen(
@@ -281,6 +281,6 @@ def test_the_command(kinds):
         process.wait()
 
 
-def test_a_key_wants_its_certificate(kinds):
+def test_tls_key_requires_a_certificate(kinds):
     with pytest.raises(ConfigError, match="tls_key is 'key.pem', expected tls_certificate beside"):
         PolicyServer(kinds.folder, port=0, execution="eager", tls_key="key.pem")

@@ -1,4 +1,4 @@
-"""Suites that are scored with runs of other seeds."""
+"""Suites that are scored by cross-play with runs of other seeds."""
 
 import csv
 import json
@@ -54,7 +54,7 @@ def rows(path):
 
 @pytest.fixture
 def played(monkeypatch):
-    """Numbers of players of all tables that were played."""
+    """The number of players of each cross-play table that was computed."""
     numbers, own = [], strangers.cross_play
 
     def counted(first, second, *args, **kwargs):
@@ -65,7 +65,7 @@ def played(monkeypatch):
     return numbers
 
 
-def test_seeds_are_played_with_each_other(played, capsys):
+def test_suite_cross_plays_all_seeds(played, capsys):
     assert main(["suite", "mine.yaml", "seeds=3", "--jobs", "0"]) == 0
     found = rows("suite_mine/crossplay.csv")
     assert [(row["algorithm"], row["seeds"]) for row in found] == [
@@ -86,20 +86,20 @@ def test_seeds_are_played_with_each_other(played, capsys):
         assert [float(pair["return_mean"]) for pair in pairs] == pytest.approx(returns.flatten())
         assert {pair["games"] for pair in pairs} == {"6"}
     assert played == [3, 3]
-    # What is there is not played again; a new seed is.
+    # Existing results are not computed again; a new seed is added.
     assert main(["suite", "mine.yaml", "--resume", "--jobs", "0"]) == 0
     assert rows("suite_mine/crossplay.csv") == found and played == [3, 3]
     options = ["algorithms=ippo", "seeds=4", "--resume", "--jobs", "0"]
     assert main(["suite", "mine.yaml", *options]) == 0
     assert played == [3, 3, 4]
-    # Other rows are kept, and so are the seeds that a call does not name.
+    # Other rows are kept, and so are seeds that a call does not select.
     assert [row["seeds"] for row in rows("suite_mine/crossplay.csv")] == ["4", "3"]
     assert main(["suite", "mine.yaml", "algorithms=ippo", "seeds=2,3", *options[2:]]) == 0
     assert played == [3, 3, 4]
     assert [row["seeds"] for row in rows("suite_mine/crossplay.csv")] == ["4", "3"]
 
 
-def test_a_broken_record_is_played_again_and_one_seed_has_no_others(played):
+def test_broken_record_is_recomputed_and_one_seed_is_skipped(played):
     lines = []
     options = {"algorithms": "ippo", "jobs": 0, "said": lines.append}
     run_suite("mine.yaml", seeds=1, **options)
@@ -113,7 +113,7 @@ def test_a_broken_record_is_played_again_and_one_seed_has_no_others(played):
     assert record.read_text() == known and played == [2, 2]
 
 
-def test_a_table_with_a_diverged_player_is_read_again(played, monkeypatch):
+def test_table_with_a_diverged_player_is_resumed(played, monkeypatch):
     counted = strangers.cross_play
 
     def diverged(*args, **kwargs):
@@ -133,7 +133,7 @@ def test_a_table_with_a_diverged_player_is_read_again(played, monkeypatch):
     assert played == [2]
 
 
-def test_the_command_plays_a_folder_of_seeds(capsys):
+def test_crossplay_command_accepts_a_folder_of_seeds(capsys):
     run_suite("mine.yaml", algorithms="ippo", seeds=2, jobs=0, said=list)
     assert main(["crossplay", "suite_mine/levers/ippo", "--episodes", "4"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -148,7 +148,7 @@ def test_the_command_plays_a_folder_of_seeds(capsys):
     ]
 
 
-def test_a_run_without_a_usable_checkpoint_is_left_out_and_named(played):
+def test_run_without_usable_checkpoint_is_left_out_and_named(played):
     lines = []
     options = {"algorithms": "ippo", "jobs": 0, "said": lines.append, "seeds": 4}
     run_suite("mine.yaml", **options)
@@ -165,7 +165,7 @@ def test_a_run_without_a_usable_checkpoint_is_left_out_and_named(played):
     assert len(left) == 2 and record["seeds"] == [0, 3] and played == [4, 2]
 
 
-def test_a_run_that_failed_is_left_out_and_named(played):
+def test_failed_run_is_left_out_and_named(played):
     lines = []
     options = {"algorithms": "ippo", "jobs": 0, "said": lines.append, "seeds": 3}
     run_suite("mine.yaml", **options)
@@ -176,7 +176,7 @@ def test_a_run_that_failed_is_left_out_and_named(played):
     assert lines[0].endswith("since they did not finish: levers/ippo/seed1") and played == [3, 2]
 
 
-def test_messages_name_their_run_where_runs_share_a_terminal(monkeypatch, capsys):
+def test_messages_of_runs_are_prefixed_with_the_run(monkeypatch, capsys):
     monkeypatch.setattr(evaluation, "where_they_differ", lambda *pair: "drawn actions earn more")
     given = ["suite", "mine.yaml", "algorithms=ippo", "seeds=2", "evaluation.both=true"]
     assert main([*given, "--jobs", "0"]) == 0
@@ -185,7 +185,7 @@ def test_messages_name_their_run_where_runs_share_a_terminal(monkeypatch, capsys
         assert f"torchrl_marl: levers/ippo/seed{seed}: drawn actions earn more." in lines
 
 
-def test_other_scores_and_other_teams_are_refused(here):
+def test_unknown_score_and_unsuitable_tasks_are_refused(here):
     with pytest.raises(ConfigError, match="score: 'crosplay', did you mean 'crossplay'"):
         (here / "mine.yaml").write_text(TABLE.replace("score: crossplay", "score: crosplay"))
         run_suite("mine.yaml", jobs=0)
@@ -198,7 +198,7 @@ def test_other_scores_and_other_teams_are_refused(here):
         run_suite("mine.yaml", algorithms="ippo", seeds=2, jobs=0, said=list)
 
 
-def test_other_play_without_symmetries_is_refused_before_the_first_run(here, capsys):
+def test_other_play_without_symmetries_is_refused_at_the_start(here, capsys):
     two = TABLE.replace(", kwargs: {rounds: 1}", "")
     two = two.replace("  levers: {}", "  levers: {env: {kwargs: {rounds: 1}}}")
     (here / "mine.yaml").write_text(two + "  games: {env: {name: matrix_game}}\n")

@@ -1,4 +1,4 @@
-"""Runs of a suite: stopped and gone on with, failed, side by side, and kept from each other."""
+"""Runs of a suite: interrupted and resumed, failed, in parallel, and as one population."""
 
 import csv
 import dataclasses
@@ -58,7 +58,7 @@ def rows():
 
 
 def stop_at(step, monkeypatch):
-    """SIGTERM at the end of the ``step``-th iteration of all that are trained from now on."""
+    """Sends SIGTERM at the end of the ``step``-th iteration, counted over all runs."""
     steps, own = [], training.Training.step
 
     def counted(self):
@@ -71,7 +71,7 @@ def stop_at(step, monkeypatch):
     monkeypatch.setattr(training.Training, "step", counted)
 
 
-def test_a_suite_that_is_stopped_goes_on_as_if_it_had_not_been(monkeypatch, capsys):
+def test_stopped_suite_resumes_exactly(monkeypatch, capsys):
     command = ["suite", "mine.yaml", "algorithms=mappo", "seeds=1", "--jobs", "0"]
     with monkeypatch.context() as patched:
         stop_at(6, patched)  # the second iteration of the second run
@@ -91,7 +91,7 @@ def run_of(task, out="suite_mine"):
     return Path(out, task, "mappo", "seed0")
 
 
-def test_a_summary_whose_results_are_no_numbers_is_written_again():
+def test_invalid_summary_is_rewritten():
     options = {"algorithms": "mappo", "tasks": "two", "seeds": 1, "jobs": 0, "said": list}
     (first,) = run_suite("mine.yaml", frames=40, **options)
     path = run_of("two") / "summary.json"
@@ -100,7 +100,7 @@ def test_a_summary_whose_results_are_no_numbers_is_written_again():
     assert found.finished and found.summary["return_after"] == first.summary["return_after"]
 
 
-def test_more_of_a_suite_is_trained_in_the_same_folder():
+def test_suite_can_be_extended_in_its_folder():
     options = {"jobs": 0, "said": list, "frames": 40}
     run_suite("mine.yaml", algorithms="mappo", tasks="two", seeds=1, **options)
     before = run_of("two").joinpath("summary.json").stat().st_mtime_ns
@@ -111,7 +111,7 @@ def test_more_of_a_suite_is_trained_in_the_same_folder():
     assert run_of("two").joinpath("summary.json").stat().st_mtime_ns == before
     assert len(lines) == 1 and lines[0].startswith("two ippo seed 0: return ")
     assert lines[0].endswith("(2 of 2 runs)") and " 40 frames in " in lines[0]
-    # The record and the table grow; without arguments, all of the folder is meant.
+    # The record and the table grow; without arguments, all runs of the folder are selected.
     run_suite("mine.yaml", algorithms="mappo", tasks="three", resume=True, **options)
     assert [(row["task"], row["algorithm"], row["state"]) for row in rows()] == [
         ("two", "mappo", "finished"),
@@ -128,7 +128,7 @@ def test_more_of_a_suite_is_trained_in_the_same_folder():
     assert len(rows()) == 3
 
 
-def test_a_suite_of_populations_is_resumed_as_one(monkeypatch):
+def test_suite_with_together_resumes_as_populations(monkeypatch):
     command = ["suite", "mine.yaml", "tasks=two", "algorithms=mappo", "seeds=2", "--jobs", "0"]
     with monkeypatch.context() as patched:
         stop_at(2, patched)
@@ -140,7 +140,7 @@ def test_a_suite_of_populations_is_resumed_as_one(monkeypatch):
     assert [row["state"] for row in rows()] == ["finished", "finished"]
 
 
-def test_settings_that_changed_are_refused(capsys):
+def test_changed_settings_are_refused_on_resume(capsys):
     run_suite("mine.yaml", algorithms="mappo", tasks="two", seeds=1, frames=40, jobs=0, said=list)
     command = ["suite", "mine.yaml", "--resume", "--jobs", "0"]
     assert main([*command, "learner.lr=0.5"]) == 2
@@ -159,7 +159,7 @@ def test_settings_that_changed_are_refused(capsys):
     assert "holds the suite 'mine', but 'toy' is given" in capsys.readouterr().err
 
 
-def test_folders_of_others_are_left_alone(here, capsys):
+def test_folders_that_are_no_suite_are_not_overwritten(here, capsys):
     (here / "papers").mkdir()
     (here / "papers" / "thesis.tex").write_text("chapter one")
     for more in ([], ["--dry-run"]):
@@ -184,8 +184,8 @@ def test_folders_of_others_are_left_alone(here, capsys):
         assert "cannot be read; start the suite again" in capsys.readouterr().err
 
 
-def test_a_run_that_fails_is_said_and_the_others_go_on(here, capsys):
-    """Each in a process of its own, of which one is on an environment that breaks."""
+def test_failed_run_is_reported_and_the_others_continue(here, capsys):
+    """Each run has a separate process; the environment of one fails."""
     orders = here / "orders"
     orders.mkdir()
     (orders / "always").touch()
@@ -209,7 +209,7 @@ def test_a_run_that_fails_is_said_and_the_others_go_on(here, capsys):
     assert [row["state"] for row in rows()] == ["finished", "finished"]
 
 
-def test_processes_are_told_to_stop(monkeypatch, capsys):
+def test_interrupt_stops_all_processes(monkeypatch, capsys):
     """Ctrl-C, while the first run is starting."""
     pressed = []
 
@@ -223,7 +223,7 @@ def test_processes_are_told_to_stop(monkeypatch, capsys):
     assert json.loads(Path("suite_mine/suite.json").read_text())["seeds"] == [0]
 
 
-def test_frames_are_read_of_whole_rows(tmp_path):
+def test_frames_of_ignores_incomplete_rows(tmp_path):
     assert frames_of(tmp_path) == 0
     table = tmp_path / "metrics.csv"
     table.write_text("iteration,frames,seconds\n")
@@ -235,7 +235,7 @@ def test_frames_are_read_of_whole_rows(tmp_path):
 class TestTogether:
     """All seeds of a task and algorithm as one population, in the folders of separate runs."""
 
-    def test_members_are_the_runs_of_the_suite(self, here, capsys):
+    def test_members_equal_separate_runs_of_the_suite(self, here, capsys):
         every = {"tasks": "two", "algorithms": "mappo", "seeds": 2, "jobs": 0}
         apart = run_suite("mine.yaml", out="apart", **every)
         both = run_suite("mine.yaml", out="both", together=True, **every)
@@ -251,7 +251,7 @@ class TestTogether:
             assert [row["seed"] for row in csv.DictReader(file)] == ["0", "1"]
         assert "two mappo seed 1: return" in capsys.readouterr().out
 
-    def test_a_stopped_population_is_resumed_exactly(self, monkeypatch):
+    def test_stopped_population_resumes_exactly(self, monkeypatch):
         every = {"tasks": "two", "algorithms": "mappo", "seeds": 2, "jobs": 0, "together": True}
         whole = run_suite("mine.yaml", out="whole", **every)
         with monkeypatch.context() as patch, pytest.raises(SystemExit):
@@ -274,11 +274,11 @@ class TestTogether:
             ("stop_at_return=3", "use stop_at_return=null, or leave --together out."),
         ],
     )
-    def test_what_is_no_population_is_refused(self, given, sentence, capsys):
+    def test_settings_that_exclude_populations_are_refused(self, given, sentence, capsys):
         assert main(["suite", "mine.yaml", "--together", "--dry-run", given]) == 2
         assert sentence in capsys.readouterr().err
 
-    def test_separate_runs_do_not_become_members(self):
+    def test_together_is_refused_for_existing_separate_runs(self):
         every = {"tasks": "two", "algorithms": "mappo", "seeds": 2, "jobs": 0}
         run_suite("mine.yaml", **every)
         with pytest.raises(ConfigError, match="seed0, seed1, which are not the members of this"):

@@ -1,4 +1,4 @@
-"""The table of a suite: what stands above what, which runs are meant, and what is refused."""
+"""The table of a suite: precedence of settings, selection of runs, and refused input."""
 
 import dataclasses
 import re
@@ -47,11 +47,11 @@ def written(folder, text):
     return path
 
 
-def test_what_stands_lower_wins(suite):
+def test_later_sections_take_precedence(suite):
     table = read_suite(suite)
     learner = table.run("short", "mappo", 0, {"learner": {"num_epochs": 5}}).config.learner
     found = (learner.lr, learner.gamma, learner.lmbda, learner.minibatch_size, learner.num_epochs)
-    # common, algorithm, task, task above algorithm, and what is given
+    # from common, algorithm, task, task over algorithm, and the given settings
     assert found == (0.1, 0.2, 0.3, 14, 5)
     assert table.run("long", "mappo").config.learner.minibatch_size == 15
     assert table.run("long", "ippo").config.learner.minibatch_size == 13
@@ -61,20 +61,20 @@ def test_what_stands_lower_wins(suite):
     assert table.run("long", "mappo").config.env.kwargs == {}
 
 
-def test_a_variant_is_an_algorithm_with_a_name_of_its_own(suite):
+def test_variant_is_an_algorithm_under_another_name(suite):
     run = read_suite(suite).run("long", "narrow", 2)
     assert run.config.learner.algorithm == "mappo" and run.config.learner.actor.num_cells == [8]
     assert run.config.recipe == "narrow" and run.place.as_posix() == "long/narrow/seed2"
 
 
-def test_what_an_algorithm_lacks_is_left_out_unless_it_is_said_of_it(suite):
+def test_unused_common_settings_are_dropped_and_given_ones_refused(suite):
     table = read_suite(suite)
     assert not hasattr(table.run("short", "vdn").config.learner, "num_epochs")
     with pytest.raises(ConfigError, match="short with vdn: learner.num_epochs is 5, which is read"):
         table.run("short", "vdn", 0, {"learner.num_epochs": 5})
 
 
-def test_an_override_may_leave_settings_of_the_table_without_effect(tmp_path):
+def test_override_drops_table_settings_that_become_unused(tmp_path):
     text = TABLE.replace("num_cells: [8]", "activation: relu").replace("[mappo]", "[narrow]")
     table = read_suite(written(tmp_path, text))
     assert table.run("short", "narrow").config.learner.actor.activation == "relu"
@@ -85,7 +85,7 @@ def test_an_override_may_leave_settings_of_the_table_without_effect(tmp_path):
         table.run("short", "narrow", 0, both)
 
 
-def test_every_task_is_seen_before_the_second_seed(suite):
+def test_runs_are_ordered_by_seed(suite):
     plan = make_plan(suite, algorithms="mappo,vdn", seeds=2, frames=400)
     assert [run.place.as_posix() for run in plan.runs[:5]] == [
         *["short/mappo/seed0", "short/vdn/seed0", "long/mappo/seed0", "long/vdn/seed0"],
@@ -96,7 +96,7 @@ def test_every_task_is_seen_before_the_second_seed(suite):
     assert len(make_plan(suite).runs) == 2 * 1 * 5
 
 
-def test_the_table_of_the_page_is_one(tmp_path):
+def test_table_of_the_docs_page_is_valid(tmp_path):
     page = Path(__file__).parents[3] / "docs" / "suite.md"
     (table,) = re.findall(r"```yaml\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
     plan = make_plan(written(tmp_path, table), algorithms="mappo,narrow", seeds=1)
@@ -106,8 +106,8 @@ def test_the_table_of_the_page_is_one(tmp_path):
 
 @pytest.mark.runs
 @pytest.mark.parametrize("name", suite_names())
-def test_all_that_a_suite_of_the_package_says_can_be_run(name):
-    """Every task by the algorithms of its default, every other by each that it is said of."""
+def test_suites_of_the_package_are_valid(name):
+    """Every task with the default algorithms, and every exception of the table."""
     table = read_suite(name)
     for run in make_plan(name, seeds=1).runs:
         assert run.config.total_frames % run.config.frames_per_batch == 0, run.place
@@ -121,8 +121,8 @@ def test_all_that_a_suite_of_the_package_says_can_be_run(name):
         assert config.total_frames % config.frames_per_batch == 0, (task, algorithm)
 
 
-def test_the_tasks_of_vmas_are_benchmarls():
-    """Its own arguments and time limits; `football` has an opponent of less strength."""
+def test_vmas_suite_has_the_tasks_of_benchmarl():
+    """With BenchMARL's arguments and time limits; `football` has a weaker opponent."""
     environments = {task: read_suite("vmas").run(task, "mappo").config.env for task in TASKS}
     assert set(read_suite("vmas").tasks) == set(TASKS)
     assert {task: env.max_steps for task, env in environments.items()} == TASKS
@@ -140,7 +140,7 @@ TASKS = dict.fromkeys(
 ) | {"multi_give_way": 200, "passage": 500, "football": 200}
 
 
-def test_the_robots_of_harl_are_partitioned_as_their_names_say():
+def test_robots_suite_has_the_partitions_of_harl():
     """17, 4, 2 and 6 agents, and HARL's algorithms beside those with simultaneous updates."""
     table = read_suite("robots")
     found = {task: tuple(own["env"].values()) for task, own in table.tasks.items()}
@@ -152,8 +152,8 @@ def test_the_robots_of_harl_are_partitioned_as_their_names_say():
     assert table.default == ("mappo", "happo", "matd3", "hatd3", "hasac")
 
 
-def test_only_the_order_of_updates_differs_between_the_algorithms_of_a_pair():
-    """With the settings of the robots, on an environment that needs no physics."""
+def test_sequential_and_simultaneous_algorithms_share_settings():
+    """Uses the settings of the robots suite with a toy environment."""
     table, env = (
         read_suite("robots"),
         {"library": "toy", "name": "arena", "kwargs": {"n_agents": 4}},
@@ -165,15 +165,15 @@ def test_only_the_order_of_updates_differs_between_the_algorithms_of_a_pair():
         assert {key for key in a.keys() & b.keys() if a[key] != b[key]} == {"algorithm"}
 
 
-def test_a_forecast_is_frames_at_their_pace():
+def test_seconds_left():
     a, b, c = ("x", "mappo"), ("y", "mappo"), ("z", "vdn")
     paces = {a: Pace(100, 10.0) + Pace(100, 30.0), b: Pace(50, 50.0)}
     assert seconds_left([(a, 100)], paces) == 20.0  # 200 frames took 40 s
-    # An unknown task goes as the algorithm elsewhere: 250 frames took 90 s.
+    # An unknown task uses the pace of the algorithm on other tasks: 250 frames took 90 s.
     assert seconds_left([(("w", "mappo"), 25)], paces) == pytest.approx(9.0)
-    # An unknown algorithm, as everything.
+    # An unknown algorithm uses the pace of all runs.
     assert seconds_left([(c, 25)], paces) == pytest.approx(9.0)
-    # Two at once: 20 and 10 s, then 10 s where the second ended, and 1 s more.
+    # Two at once: 20 and 10 s, then 10 s after the second, and 1 s more.
     left = [(a, 100), (b, 10), (b, 10), (b, 1)]
     assert seconds_left(left, paces, jobs=2) == pytest.approx(21.0)
     assert seconds_left(left, paces) == pytest.approx(41.0)
@@ -208,7 +208,7 @@ def test_a_forecast_is_frames_at_their_pace():
         (["toy", "--resume"], "is not a suite's folder"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_begins(
+def test_invalid_arguments_are_refused_at_the_start(
     arguments, words, capsys, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -236,13 +236,13 @@ def test_what_cannot_be_is_refused_before_anything_begins(
         ("{gamma: 0.2,", "{alpha_init: 1, gamma: 0.2,", "learner.alpha_init is 1, which is read"),
     ],
 )
-def test_a_table_that_is_none_is_refused(old, new, words, tmp_path, capsys):
+def test_invalid_table_is_refused(old, new, words, tmp_path, capsys):
     path = written(tmp_path, TABLE.replace(old, new))
     assert main(["suite", str(path), "algorithms=mappo,vdn", "--dry-run"]) == 2
     assert words in capsys.readouterr().err
 
 
-def test_what_would_be_trained_is_shown(suite, capsys, tmp_path, monkeypatch):
+def test_dry_run_shows_the_plan(suite, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["suite", str(suite), "--dry-run", "seeds=2"]) == 0
     shown = capsys.readouterr().out

@@ -13,7 +13,7 @@ ENVS, STEPS = 4, 16
 
 
 def pairs():
-    """Each task by the first algorithm of the default, and each algorithm on the first task."""
+    """Each task with the first default algorithm, and each algorithm on the first task."""
     for name in suite_names():
         table = read_suite(name)
         first = next(iter(table.tasks))
@@ -24,7 +24,7 @@ def pairs():
 
 
 @pytest.mark.parametrize(("name", "task", "algorithm"), list(pairs()))
-def test_one_short_batch(name, task, algorithm, tmp_path):
+def test_task_and_algorithm_train_one_batch(name, task, algorithm, tmp_path):
     table = read_suite(name)
     learner = table.run(task, algorithm).config.learner
     frames = ENVS * getattr(learner, "window", STEPS)

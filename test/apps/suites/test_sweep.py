@@ -1,4 +1,4 @@
-"""Sweeps: the grid's runs, and what becomes of them."""
+"""Sweeps: the runs of the grid, their results, and launchers."""
 
 import csv
 import io
@@ -25,11 +25,11 @@ SHORT = {"total_frames": 512, "evaluation": {"both": False}}
 
 
 def texts(*given):
-    """A command line of one process."""
+    """Arguments of a sweep in this process."""
     return ["sweep", RECIPE, *given, "total_frames=512", "evaluation.both=false", "--jobs", "0"]
 
 
-def test_a_grid_by_hand():
+def test_parse_grid():
     grid, settings = parse_grid(
         ["learner.lr=1e-3,1e-2", "learner.actor.num_cells=[8,8],[16]", "seed_of=7", "a.b='x,y',z"]
     )
@@ -52,7 +52,7 @@ def test_runs_are_ordered_by_seed_and_have_their_settings():
     assert len({run.place for run in runs}) == 8
 
 
-def test_names_tell_settings_of_networks_apart():
+def test_names_distinguish_actor_and_critic_settings():
     grid = {"learner.actor.num_cells": [[8], [16, 16]], "learner.critic.num_cells": [[8], [32]]}
     names = [run.algorithm for run in make_sweep(RECIPE, grid, seeds=1).runs]
     assert names[0] == "actor.num_cells=8_critic.num_cells=8"
@@ -73,7 +73,7 @@ def test_names_tell_settings_of_networks_apart():
         (["population.size=1,2"], "population.size cannot be given"),
     ],
 )
-def test_bad_grids_are_refused_before_a_run_starts(given, message, tmp_path, monkeypatch):
+def test_invalid_grids_are_refused_before_a_run_starts(given, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=message):
         grid, settings = parse_grid(given)
@@ -81,7 +81,7 @@ def test_bad_grids_are_refused_before_a_run_starts(given, message, tmp_path, mon
     assert not list(tmp_path.iterdir())
 
 
-def test_the_best_combination_has_the_highest_mean():
+def test_best_combination_has_the_highest_mean():
     plan = make_sweep(RECIPE, {"learner.lr": [1e-3, 1e-2, 1e-1]}, seeds=2)
     returns = {"lr=0.001": [1.0, 3.0], "lr=0.01": [2.0, 2.5], "lr=0.1": [None, None]}
     results = []
@@ -91,7 +91,7 @@ def test_the_best_combination_has_the_highest_mean():
         results.append(Result(run, Path(), "failed" if reached is None else "finished", summary))
     assert best_combination(results) == ("lr=0.01", 2.25)
     assert best_combination(results[2::3]) is None
-    # A setting with which a seed diverges is not the best; the table does not hide that seed.
+    # A combination with a diverged seed is not the best; the table shows that seed.
     results[1].summary["return_after"] = None
     assert best_combination(results)[0] == "lr=0.001"
     row = next(line for line in results_table(results).splitlines() if "lr=0.01 " in line)
@@ -101,7 +101,7 @@ def test_the_best_combination_has_the_highest_mean():
 class TestCommand:
     pytestmark = pytest.mark.runs
 
-    def test_trains_resumes_and_reports(self, tmp_path, monkeypatch, capsys):
+    def test_sweep_trains_resumes_and_reports(self, tmp_path, monkeypatch, capsys):
         monkeypatch.chdir(tmp_path)
         grid = ["learner.lr=1e-3,1e-2"]
         assert main(texts(*grid, "--seeds", "0", "--dry-run")) == 0
@@ -123,8 +123,8 @@ class TestCommand:
             (f"lr={lr}", str(seed), "finished") for seed in (0, 1) for lr in (0.001, 0.01)
         ]
 
-    def test_a_run_that_fails_does_not_stop_the_others(self, tmp_path, capsys):
-        """A payoff that is no square shows only when the environment is built."""
+    def test_failed_run_does_not_stop_the_others(self, tmp_path, capsys):
+        """An invalid payoff is only detected when the environment is built."""
         out = str(tmp_path / "out")
         given = ["env.kwargs.payoff=coordination,[[1,2],[3]]", "--seeds", "0", "--out", out]
         code = main(texts(*given))
@@ -133,7 +133,7 @@ class TestCommand:
         assert code == 2 and len(summaries) == 1
         assert "1 of 2 runs did not finish" in error
 
-    def test_a_run_equals_the_run_alone(self, tmp_path):
+    def test_run_of_a_sweep_equals_a_single_run(self, tmp_path):
         from torchrl_marl import train
 
         (found,) = run_sweep(
@@ -151,7 +151,7 @@ class TestCommand:
 
 
 class TestSlurm:
-    """By submitit, whose cluster ``local`` runs jobs as processes of this machine."""
+    """With submitit, whose cluster ``local`` runs jobs as processes of this machine."""
 
     pytestmark = [pytest.mark.processes, needs_submitit]
 
@@ -159,7 +159,7 @@ class TestSlurm:
         out = ["--out", str(tmp_path / "out"), "--seeds", "0", "--launcher", "slurm"]
         return [*texts(*more)[:-2], "--jobs", "2", *out]
 
-    def test_jobs_train_and_fail_alone(self, tmp_path, capsys):
+    def test_slurm_jobs_train_and_fail_independently(self, tmp_path, capsys):
         grid = "env.kwargs.payoff=coordination,[[1,2],[3]]"
         assert main([*self.given(tmp_path, grid), "--slurm", "cluster=local"]) == 2
         shown = capsys.readouterr()
@@ -170,15 +170,15 @@ class TestSlurm:
         assert len(failed) == 1 and "payoff" in failed[0]
 
     @pytest.mark.parametrize("option", [[], ["--slurm", "cluster=local", "--slurm", "rooms=3"]])
-    def test_options_are_checked_before_anything_is_written(self, option, tmp_path, capsys):
+    def test_slurm_options_are_checked_before_writing(self, option, tmp_path, capsys):
         assert main([*self.given(tmp_path, "learner.lr=1e-3,1e-2"), *option]) == 2
         assert "Slurm cannot be used with these options" in capsys.readouterr().err
         assert not list(tmp_path.iterdir())
 
 
 @needs_submitit
-def test_handlers_of_other_libraries_stay_open(tmp_path, monkeypatch):
-    """submitit's own configuration of logging would close them, and absl's close their stream."""
+def test_logging_handlers_of_other_libraries_stay_open(tmp_path, monkeypatch):
+    """The logging configuration of submitit would close them."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "submitit"]:
         monkeypatch.delitem(sys.modules, name)
     closed, handler = [], logging.StreamHandler(io.StringIO())
@@ -188,7 +188,7 @@ def test_handlers_of_other_libraries_stay_open(tmp_path, monkeypatch):
 
 
 @pytest.mark.ray
-def test_runs_may_be_ray_tasks(tmp_path):
+def test_ray_launcher(tmp_path):
     pytest.importorskip("ray")
     results = run_sweep(
         RECIPE,
@@ -202,17 +202,17 @@ def test_runs_may_be_ray_tasks(tmp_path):
     assert [result.state for result in results] == ["finished", "finished"]
 
 
-def test_an_unknown_launcher(tmp_path):
+def test_unknown_launcher_raises(tmp_path):
     with pytest.raises(ConfigError, match="launcher is 'slrum', did you mean 'slurm'"):
         run_sweep(RECIPE, {"learner.lr": [1e-3, 1e-2]}, out=tmp_path / "x", launcher="slrum")
 
 
 @pytest.mark.parametrize("setting", [{"seed": 4}, {"folder": "x"}, {"population.size": 4}])
-def test_what_the_sweep_sets_for_each_run_is_no_setting_of_all_runs(setting):
-    """``seed=4`` would be lost without a word, and all runs would share the folder."""
+def test_settings_that_the_sweep_controls_are_refused(setting):
+    """``seed=4`` would be ignored silently, and all runs would share the folder."""
     with pytest.raises(ConfigError, match="the sweep sets it for each run"):
         make_sweep("toy_arena_mappo", {"learner.lr": [1e-3, 1e-2]}, settings=setting)
 
 
-def test_brackets_within_quotes_open_nothing():
+def test_brackets_within_quotes_are_literal():
     assert parse_grid(["env.name='[a',b"])[0] == {"env.name": ["[a", "b"]}

@@ -1,4 +1,4 @@
-"""Sweeps in one program: members that are the runs of the grid, and what is refused."""
+"""Sweeps as one population: members are the runs of the grid; refused settings."""
 
 import csv
 import re
@@ -49,7 +49,7 @@ def table(path):
 
 
 @pytest.mark.runs
-def test_runs_have_the_folders_and_settings_of_a_sweep(tmp_path):
+def test_members_have_the_folders_and_settings_of_a_sweep(tmp_path):
     results = sweep(tmp_path / "out", seeds=[3, 0])
     plan = make_sweep(RECIPE, GRID, seeds=[3, 0], settings=SMALL)
     assert [result.state for result in results] == ["finished"] * 8
@@ -73,8 +73,8 @@ def test_runs_have_the_folders_and_settings_of_a_sweep(tmp_path):
     assert [folder.name for folder in one] == ["seed0", "seed3"]
 
 
-def test_a_member_learns_as_its_run_alone(tmp_path):
-    """Each learns from its own envs, with the networks of its seed and its combination."""
+def test_member_learns_as_its_separate_run(tmp_path):
+    """Each learns from its part of the envs, with the networks of its seed and combination."""
     plan = make_sweep(RECIPE, GRID, seeds=[3, 0], settings=SMALL)
     with pytest.MonkeyPatch.context() as patch:
         started = []
@@ -107,7 +107,7 @@ def test_a_member_learns_as_its_run_alone(tmp_path):
 
 
 @pytest.mark.runs
-def test_resuming_is_exact_and_takes_more_runs(tmp_path):
+def test_sweep_resumes_exactly_with_more_runs(tmp_path):
     whole = sweep(tmp_path / "whole")
     with pytest.MonkeyPatch.context() as patch:
         step = Training.step
@@ -133,7 +133,7 @@ def test_resuming_is_exact_and_takes_more_runs(tmp_path):
                 assert torch.equal(value, second[name]), name
 
 
-def test_callbacks_of_the_program_may_be_resumed(tmp_path, monkeypatch):
+def test_sweep_with_callbacks_resumes(tmp_path, monkeypatch):
     text = "from torchrl_marl import Callback\n\n\nclass Nothing(Callback):\n    pass\n"
     (tmp_path / "calls.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
@@ -172,7 +172,7 @@ def test_callbacks_of_the_program_may_be_resumed(tmp_path, monkeypatch):
         ),
     ],
 )
-def test_what_cannot_be_one_program_is_refused_at_once(given, words, tmp_path, capsys):
+def test_settings_that_exclude_together_are_refused(given, words, tmp_path, capsys):
     for more in ([], ["--dry-run"]):
         assert main(["sweep", *given, "--together", "--out", str(tmp_path / "out"), *more]) == 2
         assert re.search(words, capsys.readouterr().err)
@@ -190,6 +190,6 @@ def test_what_cannot_be_one_program_is_refused_at_once(given, words, tmp_path, c
         (["a/first", "a/seed0"], "has 'a/first'"),
     ],
 )
-def test_members_stay_in_the_folder_of_their_population(folders, words):
+def test_invalid_population_folders_are_refused(folders, words):
     with pytest.raises(ConfigError, match=words):
         load_config(RECIPE, {"population": {"size": 2, "folders": folders}})

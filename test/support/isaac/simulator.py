@@ -1,4 +1,4 @@
-"""Stand-ins for what Isaac Lab builds on: the simulation, the scene, one robot.
+"""Stand-ins for the simulator below Isaac Lab: the simulation, the scene, one robot.
 
 The robot is a cart with two poles, whose equations are simpler than Isaac Sim's.
 """
@@ -12,7 +12,7 @@ import torch
 
 
 class SimulationContext:
-    """A simulation. Unlike Isaac Sim's, several may live side by side unless ``exclusive``."""
+    """A simulation. Unlike in Isaac Sim, several may exist at once unless ``exclusive``."""
 
     class RenderMode(enum.IntEnum):
         NO_GUI_OR_RENDERING = -1
@@ -59,7 +59,7 @@ class SimulationContext:
 
 
 class InteractiveScene:
-    """Holds what stands in the envs."""
+    """Holds the objects of the envs."""
 
     def __init__(self, cfg):
         simulation = SimulationContext.latest
@@ -75,7 +75,7 @@ class InteractiveScene:
 
 
 class Articulation:
-    """A cart with two poles, one on the other, all in buffers that are written in place."""
+    """A cart with two stacked poles; its buffers are written in place."""
 
     def __init__(self, cfg):
         simulation = SimulationContext.latest

@@ -1,6 +1,6 @@
-"""Isaac Lab without Isaac Sim: its own package on stand-ins for the simulator's modules below it.
+"""Isaac Lab without Isaac Sim: the original package on stand-ins for the simulator's modules.
 
-Its licence forbids shipping it: see :func:`source_of_isaac_lab`.
+Its licence forbids shipping it; see :func:`source_of_isaac_lab`.
 """
 
 import builtins
@@ -22,7 +22,7 @@ HOW = (
     "ISAACLAB_SOURCE=FOLDER"
 )
 SIMULATOR = frozenset({"omni", "pxr", "isaacsim", "carb", "usdrt", "warp"})
-# What it imports besides, and nothing here calls: stood for only where it is not installed.
+# Other imports of Isaac Lab that no test calls: replaced only if they are not installed.
 THIRD_PARTIES = frozenset(
     {"PIL", "cv2", "dex_retargeting", "einops", "flatdict", "h5py", "hid", "matplotlib", "pink"}
     | {"pinocchio", "prettytable", "scipy", "toml", "transformers", "trimesh", "websockets", "yaml"}
@@ -62,7 +62,7 @@ class _AnyType(type):
 
 
 class Anything(metaclass=_AnyType):
-    """Stands for any class or function of a simulator's module, and does nothing."""
+    """Replaces any class or function of a simulator's module, and does nothing."""
 
     def __init__(self, *args, **kwargs):
         pass
@@ -109,7 +109,7 @@ def _load_toml(path):
 
 
 class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Answers imports that nobody else could: of the simulator, and of ``others``."""
+    """Resolves imports of the simulator and of ``others`` that have no other finder."""
 
     def __init__(self) -> None:
         self.others = THIRD_PARTIES
@@ -131,14 +131,14 @@ class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 @contextlib.contextmanager
 def isaac_lab(source: Path) -> Iterator[types.ModuleType]:
-    """Isaac Lab's own modules, imported and on the stand-ins; all of it is gone afterwards.
+    """Imports Isaac Lab's modules on the stand-ins; removes all of them afterwards.
 
-    Gives the module ``simulator`` beside this one.
+    Yields the module ``simulator`` of this folder.
     """
     gymnasium = importlib.import_module("gymnasium")
     simulator = importlib.import_module("isaac.simulator")
     registered, path = set(gymnasium.registry), list(sys.path)
-    # Last, so that what is installed is never shadowed.
+    # Last, so that it does not shadow installed packages.
     finder = StandIns()
     sys.meta_path.append(finder)
     sys.path[:0] = [str(source / part) for part in PARTS]
@@ -146,7 +146,7 @@ def isaac_lab(source: Path) -> Iterator[types.ModuleType]:
     try:
         importlib.import_module("isaaclab_tasks")
         simulator.put_below()
-        # Whoever looks for these from now on finds that they are not installed.
+        # Later imports of these find that they are not installed.
         finder.others = frozenset()
         _forget(THIRD_PARTIES)
         yield simulator

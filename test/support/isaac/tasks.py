@@ -1,4 +1,4 @@
-"""Small tasks on Isaac Lab's own ``DirectMARLEnv``: N like robots, of which some end alone."""
+"""Small tasks on Isaac Lab's ``DirectMARLEnv``: equal robots with separate done flags."""
 
 import types
 
@@ -6,7 +6,7 @@ import torch
 
 
 def define():
-    """The classes ``RobotsCfg`` and ``Robots``; Isaac Lab must be there to be imported."""
+    """The classes ``RobotsCfg`` and ``Robots``; Isaac Lab must be importable."""
     from isaaclab.envs import DirectMARLEnv, DirectMARLEnvCfg
     from isaaclab.scene import InteractiveSceneCfg
     from isaaclab.sim import SimulationCfg
@@ -14,10 +14,10 @@ def define():
 
     @configclass
     class RobotsCfg(DirectMARLEnvCfg):
-        """Episodes of ``episode_length_s - 1`` steps, as in Isaac Lab's own tasks.
+        """Episodes of ``episode_length_s - 1`` steps, as in Isaac Lab's tasks.
 
-        ``script``: agent -> step -> "terminated" or "timed out", instead of where they are;
-        ``joins``: agent -> the simulation's step at which it appears.
+        ``script``: agent -> step -> "terminated" or "timed out", instead of by position.
+        ``joins``: agent -> the simulation step at which it appears.
         """
 
         decimation = 1
@@ -32,9 +32,9 @@ def define():
         joins: dict = {}
 
     class Robots(DirectMARLEnv):
-        """Robots on a line; whoever leaves [-1, 1] is terminated for as long as it is outside.
+        """Robots on a line; a robot outside [-1, 1] is terminated.
 
-        All that is given are views of buffers that the next step or reset writes to.
+        All returned tensors are views of buffers that the next step or reset overwrites.
         """
 
         def _setup_scene(self):
@@ -69,7 +69,7 @@ def define():
         def _get_states(self):
             if not isinstance(self.cfg.state_space, dict):
                 return self.x
-            # Each robot's own place, and how far it is from the first ones.
+            # The position of each robot, and its distance from the first ones.
             for i, state in enumerate(self.states.values()):
                 state[:] = self.x[:, i : i + 1] - self.x[:, : state.shape[1]]
                 state[:, 0] = self.x[:, i]
