@@ -27,6 +27,10 @@ OLD = re.compile(
     |goes\ on\ from|go\ on\ from|(?:toy\ |own\ )?worlds?)\b""",
     re.VERBOSE | re.IGNORECASE,
 )
+# Names of tests state the expectation: test_invalid_names_raise, not test_what_does_not_fit.
+RIDDLE = re.compile(
+    r"_(?:who|whose|whom|what|whatever|anew|sick|heeds?|told|tells|somebody|nobody|one_s_own)(?=_|$)"
+)
 # Names of other projects, files and values, which are allowed.
 NAMES = re.compile(
     r"`[^`]*`|simple_world_comm|world[_ .]size|world_state|world\.signature|real[- ]world"
@@ -162,6 +166,16 @@ def test_first_lines_of_docstrings_are_plain():
 def test_docstrings_have_no_old_words():
     found = [f"{place}: {x}" for place, text in docstrings() for x in old_in(text)]
     assert not found, "\n".join(found)
+
+
+def test_names_of_tests_are_plain():
+    names = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in ROOT.glob("test/**/test_*.py")
+        for name in re.findall(r"^ *def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    ]
+    assert len(names) > 3000
+    assert [name for name in names if RIDDLE.search(name)] == []
 
 
 @pytest.mark.parametrize(("name", "text"), [pytest.param(*x, id=x[0]) for x in pages()])
