@@ -269,6 +269,12 @@ class TestPrograms:
         with pytest.raises(PlayerError, match="interface.json' is not a valid interface"):
             Player(onnx)
 
+    def test_file_in_place_of_the_folder_raises(self, tmp_path):
+        (tmp_path / "act.onnx").touch()
+        for wrong in ("act.onnx", "none"):
+            with pytest.raises(PlayerError, match="does not exist; give the folder of an exported"):
+                Player(tmp_path / wrong)
+
 
 def change_program(folder, **changes):
     path = folder / "interface.json"

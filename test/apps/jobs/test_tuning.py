@@ -148,6 +148,10 @@ def test_invalid_ranges_are_refused(text):
         (["toy_arena_qmix", "learner.lr=0.1..0.2", "--prune", "asha"], "would learn from"),
         (["toy_speaker_listener_mappo_pbt", "learner.lr=0.1..0.2"], "evolution.method is 'pbt'"),
         (["toy_arena_mappo", "learner.gamma=0.5..1.5"], "learner.gamma"),
+        (["toy_arena_mappo", "learner.lr=0.1..0.2", "population.size=3"], "use --out for"),
+        (["toy_arena_mappo", "learner.lr=0.1..0.2", "folder=x"], "folder cannot be given"),
+        (["toy_arena_mappo", "learner.lr=0.1..0.2", "learner.lr=1"], "learner.lr is given twice"),
+        (["toy_arena_mappo", *2 * ["learner.lr=0.1..0.2"]], "learner.lr is given twice"),
     ],
 )
 def test_invalid_tune_arguments_are_refused(arguments, words, capsys, tmp_path):

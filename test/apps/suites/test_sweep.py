@@ -112,8 +112,12 @@ class TestCommand:
         out = tmp_path / f"sweep_{RECIPE}"
         before = {path: path.stat().st_mtime_ns for path in out.rglob("summary.json")}
         assert len(before) == 2
-        assert main(texts(*grid, "--seeds", "0")) == 2  # the folder is taken
-        assert "add --resume" in capsys.readouterr().err
+        for more in ([], ["--dry-run"]):
+            assert main(texts(*grid, "--seeds", "0", *more)) == 2  # the folder is taken
+            assert "add --resume" in capsys.readouterr().err
+        other = [*grid, "learner.gamma=0.5", "--seeds", "0", "--resume", "--dry-run"]
+        assert main(texts(*other)) == 2
+        assert "learner.gamma" in capsys.readouterr().err
         assert main(texts(*grid, "--seeds", "0,1", "--resume")) == 0
         after = {path: path.stat().st_mtime_ns for path in out.rglob("summary.json")}
         assert len(after) == 4 and before.items() <= after.items()
@@ -169,11 +173,25 @@ class TestSlurm:
         failed = [line for line in shown.out.splitlines() if ": failed: " in line]
         assert len(failed) == 1 and "payoff" in failed[0]
 
-    @pytest.mark.parametrize("option", [[], ["--slurm", "cluster=local", "--slurm", "rooms=3"]])
+    @pytest.mark.parametrize(
+        "option",
+        [
+            [],
+            ["--slurm", "cluster=local", "--slurm", "rooms=3"],
+            ["--slurm", "cluster=local", "--slurm", "timeout_min=soon"],
+        ],
+    )
     def test_slurm_options_are_checked_before_writing(self, option, tmp_path, capsys):
         assert main([*self.given(tmp_path, "learner.lr=1e-3,1e-2"), *option]) == 2
         assert "Slurm cannot be used with these options" in capsys.readouterr().err
         assert not list(tmp_path.iterdir())
+
+
+def test_slurm_options_require_the_slurm_launcher(tmp_path, capsys):
+    given = texts("learner.lr=1e-3,1e-2", "--out", str(tmp_path / "out"))
+    assert main([*given, "--slurm", "timeout_min=60"]) == 2
+    assert "slurm has timeout_min, but launcher is 'processes'" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 @needs_submitit

@@ -73,7 +73,7 @@ class Player:
             own = interface["programs"].items()
             programs = {name: Program(path.parent, entry, trust) for name, entry in own}
             self._start(interface, programs, seed)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             exported = "give the folder of an exported agent"
             raise PlayerError(f"{str(path)!r} does not exist; {exported}.") from None
         except (AttributeError, KeyError, TypeError, ValueError):

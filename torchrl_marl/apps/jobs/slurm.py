@@ -26,7 +26,7 @@ def make_executor(folder: Path, options: Mapping[str, Any]) -> Any:
 
     Raises:
         MissingExtraError: submitit is not installed.
-        ConfigError: an unknown option, or no Slurm on this machine.
+        ConfigError: an unknown option, a wrong value, or no Slurm on this machine.
     """
     submitit = _import_submitit()
     own = {"name": "torchrl_marl", "timeout_min": 1440, **options}
@@ -34,7 +34,7 @@ def make_executor(folder: Path, options: Mapping[str, Any]) -> Any:
     try:
         executor = submitit.AutoExecutor(folder=str(folder.absolute()), cluster=cluster)
         executor.update_parameters(**own)
-    except (NameError, TypeError, ValueError, RuntimeError) as error:
+    except (AssertionError, NameError, TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(
             f"Slurm cannot be used with these options: {error}; mend them, use --launcher "
             "processes, or try it on this machine by --slurm cluster=local."

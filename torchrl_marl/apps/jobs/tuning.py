@@ -132,7 +132,7 @@ def tune(
 
     Raises:
         ConfigError: there is nothing to tune, fewer than two trials are parallel, or settings are
-            incompatible.
+            incompatible, given twice or set by the search itself.
         CheckpointError: another search is running in the folder.
         MissingExtraError: Optuna is not installed.
 
@@ -151,6 +151,7 @@ def tune(
             f"trials is {trials} and together {together}, expected together >= 2 and trials >= "
             "together; use --trials 32 --together 8."
         )
+    _check_names(choices, settings)
     folder = Path(folder)
     base = load_config(recipe, [*settings, f"population.size={together}"])
     load_config(replace(base, population=replace(base.population, vary=_ranges(choices))), {})
@@ -177,6 +178,19 @@ def tune(
                 _round(study, base, choices, folder, log)
         _write_table(study, choices, folder)
         return _write_best(study, folder)
+
+
+def _check_names(choices: Sequence[Choice], settings: Sequence[str]) -> None:
+    """Refuses settings that the search sets for each trial, and settings given twice."""
+    names = [one.name for one in choices] + [text.partition("=")[0] for text in settings]
+    for name in names:
+        if name.partition(".")[0] in ("folder", "population"):
+            raise ConfigError(
+                f"{name} cannot be given, since the search sets it for each trial; use --out for "
+                "the folder, and --together for the number of parallel trials."
+            )
+        if names.count(name) > 1:
+            raise ConfigError(f"{name} is given twice, expected once; leave one out.")
 
 
 @contextlib.contextmanager

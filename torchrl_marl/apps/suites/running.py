@@ -202,19 +202,29 @@ def train_plan(
         raise ConfigError(
             f"jobs is {quoted(jobs)}, expected a whole number, 0 or more; use jobs=1."
         )
-    if launcher not in LAUNCHERS:
-        raise ConfigError(
-            f"launcher is {quoted(launcher)}, {nearest(launcher, LAUNCHERS)}expected one of "
-            f"{', '.join(LAUNCHERS)}."
-        )
-    if launcher == "slurm":
-        with tempfile.TemporaryDirectory() as scratch:
-            make_executor(Path(scratch), slurm)  # raises an error before the folder is created
+    _check_launcher(launcher, slurm)
     where = launcher if jobs or launcher != "processes" else "here"
     _check_devices(plan)
     check_symmetries(plan)
     with open_folder(folder, plan, resume=resume, together=together):
         return _SuiteRunner(plan, folder, jobs, said, where, slurm, gather).run()
+
+
+def _check_launcher(launcher: str, slurm: Mapping[str, Any]) -> None:
+    """Raises an error before the folder is created if runs cannot be launched."""
+    if launcher not in LAUNCHERS:
+        raise ConfigError(
+            f"launcher is {quoted(launcher)}, {nearest(launcher, LAUNCHERS)}expected one of "
+            f"{', '.join(LAUNCHERS)}."
+        )
+    if slurm and launcher != "slurm":
+        raise ConfigError(
+            f"slurm has {', '.join(slurm)}, but launcher is {quoted(launcher)}; add --launcher "
+            "slurm, or leave --slurm out."
+        )
+    if launcher == "slurm":
+        with tempfile.TemporaryDirectory() as scratch:
+            make_executor(Path(scratch), slurm)
 
 
 def plan_of(

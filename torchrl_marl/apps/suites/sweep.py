@@ -19,6 +19,7 @@ from typing import Any
 from torchrl_marl.apps.console import number, silence_libraries
 from torchrl_marl.apps.jobs.slurm import parse_slurm
 from torchrl_marl.apps.suites.board import Result, known_values, results_table
+from torchrl_marl.apps.suites.folder import check_folder
 from torchrl_marl.apps.suites.plan import OF_A_RUN, Plan, Suite, SuiteRun, members_checked, seeds_of
 from torchrl_marl.apps.suites.running import (
     Gather,
@@ -332,6 +333,7 @@ def sweep_command(
             check_symmetries(plan)
         _gather(recipe, grid, plan, how["together"], print)
         folder = Path(f"sweep_{plan.suite.name}") if out is None else out
+        check_folder(folder, plan, resume=how["resume"])
         print(plan_table(plan, folder, how["jobs"] or 1, "settings"))
         return
     silence_libraries()
