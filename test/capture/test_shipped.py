@@ -27,7 +27,7 @@ def test_default_recipe_needs_no_compiler(tmp_path):
     script = (
         "import sys, torchrl_marl\n"
         "from torchrl_marl.training import background_compile\n"
-        "background_compile._start = lambda folder: sys.exit('a second process')\n"
+        "background_compile._start_process = lambda folder: sys.exit('a second process')\n"
         "settings = {'execution': 'compile', 'evaluation': {'episodes': 0}}\n"
         "run = torchrl_marl.train(total_frames=9600, **settings)\n"
         "print('torch._inductor.compile_fx' in sys.modules)"
