@@ -101,7 +101,7 @@ def test_background_compiled_update_is_used(tmp_path, many_cores, monkeypatch):
     process = second.process
     second.wait()
     assert process.returncode == 0
-    monkeypatch.setattr(stored, "_compile", pytest.fail)
+    monkeypatch.setattr(stored, "_compile_graph", pytest.fail)
     training.collector.execution = "trace"  # the step is not tested here
     training.learn_once()
     training._run_folder.release()
