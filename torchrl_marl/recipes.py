@@ -98,7 +98,7 @@ def load_config(
     config, *idle = _read_recipe(recipe, overrides)
     if isinstance(recipe, (str, Path)) and _is_complete(recipe):
         # The settings file of a run, possibly of another user's run.
-        given = flatten(_normalize_overrides(overrides))
+        given = flatten(_normalize(overrides))
         check_origin(Path(recipe), config, given=given, own_env=own_env)
     try:
         validate(config, own_env=own_env)
@@ -183,7 +183,7 @@ def _refuse_new_code(config: TrainConfig, stage: TrainConfig) -> None:
 def read_config(recipe: Recipe, overrides: GivenSettings = ()) -> TrainConfig:
     """Returns a recipe with overrides as a config; only names and types are checked."""
     config, inapplicable, _ = _read_recipe(recipe, overrides)
-    for key in inapplicable.keys() & flatten(_normalize_overrides(overrides)).keys():
+    for key in inapplicable.keys() & flatten(_normalize(overrides)).keys():
         raise ConfigError(f"{inapplicable[key]}; leave {key} out.")
     return config
 
@@ -228,11 +228,9 @@ class _ReadResult(NamedTuple):
 
 
 def _read_recipe(recipe: Recipe, overrides: GivenSettings) -> _ReadResult:
-    settings = _split_environment(
-        normalized(TrainConfig, _load_settings(recipe)), EnvConfig.library
-    )
-    own = _split_environment(
-        _normalize_overrides(overrides), settings.get("env", {}).get("library", EnvConfig.library)
+    settings = _split_env(normalized(TrainConfig, _load_settings(recipe)), EnvConfig.library)
+    own = _split_env(
+        _normalize(overrides), settings.get("env", {}).get("library", EnvConfig.library)
     )
     base = _without_foreign_arguments(settings, own)
     read = _merge_settings(base, own, complete=_is_complete(recipe))
@@ -269,14 +267,14 @@ def _is_complete(recipe: Any) -> bool:
     return Path(recipe).name == "config.yaml" or read_yaml(Path(recipe)).keys() >= _RUN_FILE_KEYS
 
 
-def _normalize_overrides(overrides: GivenSettings) -> dict[str, Any]:
+def _normalize(overrides: GivenSettings) -> dict[str, Any]:
     if isinstance(overrides, str):
         overrides = [overrides]
     own = overrides if isinstance(overrides, Mapping) else parse_overrides(overrides)
     return normalized(TrainConfig, own)
 
 
-def _split_environment(settings: dict[str, Any], before: str) -> dict[str, Any]:
+def _split_env(settings: dict[str, Any], before: str) -> dict[str, Any]:
     """Returns settings in which ``env=vmas/wheel`` is split into library and name."""
     env = settings.get("env", {})
     text = env.get("library") if isinstance(env, Mapping) else None

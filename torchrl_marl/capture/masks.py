@@ -141,7 +141,7 @@ class MaskedRows:
             return
         own = self._tag_of(value)
         if own is None:
-            if tag is not None and not _is_same_for_all_rows(value, tag.after):
+            if tag is not None and not _is_broadcast(value, tag.after):
                 raise self.refusal("rows that do not come from the same mask are written")
         elif tag is None or own.number != tag.number:
             raise self.refusal("rows chosen by another mask are written")
@@ -179,7 +179,7 @@ class MaskedRows:
         others = [x for x in tensors if self._tag_of(x) is None]
         if any(tag.after != after for tag in tags):
             raise self.refusal("rows of different dims chosen by a mask meet")
-        if not all(_is_same_for_all_rows(x, after) for x in others):
+        if not all(_is_broadcast(x, after) for x in others):
             raise self.refusal("rows chosen by a mask meet other rows")
         if writes_to_first(name) and self._tag_of(args[0]) is None:
             raise self.refusal(f"{name} writes rows chosen by a mask to other rows")
@@ -367,7 +367,7 @@ def _is_basic(part: Any) -> bool:
     )
 
 
-def _is_same_for_all_rows(x: Tensor, after: int) -> bool:
+def _is_broadcast(x: Tensor, after: int) -> bool:
     """Returns whether a tensor has one value for all rows: all but the last dims have size 1."""
     return math.prod(x.shape[: max(0, x.ndim - after)]) == 1
 

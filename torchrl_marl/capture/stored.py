@@ -146,16 +146,10 @@ def _describe_machine() -> tuple:
     """Returns the versions, processor and number of threads for which code is compiled."""
     versions = torch.__version__, __version__
     threads = torch.get_num_threads()
-    return (
-        *versions,
-        torch.version.git_version,
-        platform.machine(),
-        _describe_processor(),
-        threads,
-    )
+    return (*versions, torch.version.git_version, platform.machine(), _processor(), threads)
 
 
-def _describe_processor() -> str:
+def _processor() -> str:
     """Returns a description of the processor's instruction set."""
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

@@ -97,7 +97,7 @@ class CapturedRollout:
         )
         self._hidden_keys, self._unrecorded = remembered_keys(env), unrecorded_keys(env)
         self._is_prepared = False
-        self._transform_fingerprints: Any = None  # fingerprints of the transforms
+        self._fingerprints: Any = None  # fingerprints of the transforms
         self._random_policy = _random_policy(env)
         self._programs: dict[Any, tuple[Program, TensorDictLayout, Loop, OuterTensors, Policy]] = {}
 
@@ -141,11 +141,7 @@ class CapturedRollout:
         if program.traced.checks:
             program.gather(out.pop())
         n, m = len(state), len(leaves)
-        self.captured.state, leaves, self.pool.tensors["used"] = (
-            out[:n],
-            out[n : n + m],
-            out[n + m],
-        )
+        self.captured.state, leaves, self.pool.tensors["used"] = out[:n], out[n : n + m], out[n + m]
         self.captured.release()  # the simulator's attributes now show its current state
         size = tuple(self.env.batch_size)
         batch = nesting.build(out[n + m + 1 :], (*size, self._n_steps))
@@ -188,21 +184,17 @@ class CapturedRollout:
                 reset with its transforms.
         """
         transforms = [(fingerprint(x), _tensor_versions(x)) for x in self._env_transforms()]
-        changed = (
-            self._transform_fingerprints is not None and transforms != self._transform_fingerprints
-        )
+        changed = self._fingerprints is not None and transforms != self._fingerprints
         # Initial states may be outdated, for example if the goal or a transform has changed.
         self.pool.keep_to(self.captured.structure())
         if changed or self.pool.is_outdated():
             self.pool.empty()
         if changed:
             self.pool.forget_twin()
-        self._transform_fingerprints = transforms
+        self._fingerprints = transforms
         if self.pool.is_stale or not self._is_prepared:
             self.captured.read_assumed()
-            _call_or_refuse(
-                self.pool.prepare, "a reset of a twin environment, which draws starts ahead,"
-            )
+            _attempt(self.pool.prepare, "a reset of a twin environment, which draws starts ahead,")
         self._is_prepared = True
 
     def _pool_leaves(self) -> list[Tensor]:
@@ -217,7 +209,7 @@ class CapturedRollout:
         if key not in self._programs:
             refuse_many_structures([*{key[-1]: None for key in self._programs}, key[-1]])
             outer = OuterTensors(self.captured.simulator, self.captured.packing.exclude)
-            program, nesting = _call_or_refuse(
+            program, nesting = _attempt(
                 lambda: self._capture_step(policy, exploration, state, now), "a trial step"
             )
             if policy_key != (fingerprint(policy), *self._transforms(), exploration):
@@ -295,7 +287,7 @@ class CapturedRollout:
                 [k for k in self.env.action_keys if _has_entry(acted, k)], self.env.action_keys
             )
             if hasattr(self._base, "check_actions"):
-                self._base.check_actions(self._inverse_transformed(acted))
+                self._base.check_actions(self._invert(acted))
             following = self.env.step_mdp(self.env.step(acted))
             kept = nesting.build([x.clone() for x in nesting.leaves(following)], size)
             expected, found = act(following), act(kept)
@@ -306,7 +298,7 @@ class CapturedRollout:
                         "use torchrl_marl.envs.Remember, which does"
                     )
 
-    def _inverse_transformed(self, acted: TensorDictBase) -> TensorDictBase:
+    def _invert(self, acted: TensorDictBase) -> TensorDictBase:
         """Returns a step in the form in which the transforms pass it to the environment."""
         if not isinstance(self.env, TransformedEnv):
             return acted
@@ -331,7 +323,7 @@ class CapturedRollout:
             program.raise_failed()
 
 
-def _call_or_refuse(call: Callable[[], Any], what: str) -> Any:
+def _attempt(call: Callable[[], Any], what: str) -> Any:
     """Calls a function; turns its errors into :class:`CaptureError`, so steps then run eagerly."""
     try:
         return call()

@@ -138,7 +138,7 @@ class OnRay:
         self._options = {"num_cpus": cpus, "num_gpus": gpus, "max_restarts": 0}
         self._n_spares = 0 if gpus else spares
         self._lives = [0] * len(makers)
-        self._lost_shards: set[int] = set()
+        self._lost: set[int] = set()
         self._has_played = False
         self._pending_batches: deque[list[Any]] = deque()
         self._spares: list[Any] = []
@@ -181,11 +181,9 @@ class OnRay:
         """Returns every shard's part of the oldest batch in progress."""
         first = "the actors build their environments, compile graphs, and play a first batch"
         with contextlib.nullcontext() if self._has_played else announce(first):
-            answers = self._wait_for_answers(self._pending_batches.popleft())
+            answers = self._await(self._pending_batches.popleft())
         self._has_played = True
-        played = [
-            one for a, own in enumerate(answers) for one in self._results_of_actor(a, own, journal)
-        ]
+        played = [one for a, own in enumerate(answers) for one in self._results(a, own, journal)]
         self._refill_spares()
         return played
 
@@ -206,31 +204,27 @@ class OnRay:
             call (ObjectRef): pending call from :meth:`play`.
             journal (ReplayLog): log from which lost shards are restored.
         """
-        (answer,) = self._wait_for_answers([call])
-        played = self._results_of_actor(a, answer, journal)
+        (answer,) = self._await([call])
+        played = self._results(a, answer, journal)
         self._refill_spares()
         return played
 
-    def _results_of_actor(self, a: int, answer: Any, journal: ReplayLog) -> list[ShardResult]:
+    def _results(self, a: int, answer: Any, journal: ReplayLog) -> list[ShardResult]:
         """Returns the batches of an actor's shards; plays them again if the actor has failed."""
         if isinstance(answer, ActorFailure):
             answer = self._recover_actor(a, answer, journal)
         own = zip(self.own[a], answer)
-        played = [
-            ShardResult(unpack(batch), state, i in self._lost_shards) for i, (batch, state) in own
-        ]
+        played = [ShardResult(unpack(batch), state, i in self._lost) for i, (batch, state) in own]
         self.counters["episodes_lost"] += sum(len(one.batch) for one in played if one.lost)
-        self._lost_shards.difference_update(self.own[a])
+        self._lost.difference_update(self.own[a])
         return played
 
-    def _wait_for_answers(
-        self, results: Sequence[Any], min_timeout: float = 0.0, what: str = ""
-    ) -> list[Any]:
+    def _await(self, results: Sequence[Any], min_timeout: float = 0.0, what: str = "") -> list[Any]:
         """Waits for calls to actors, and returns the answer or failure of each."""
         results, timeout = list(results), max(self.timeout, min_timeout)
         ended, _ = self.connection.wait(results, len(results), timeout)
         ready = set(ended)
-        subjects = [f"shard {_format_shards(own)} {what}" if what else "" for own in self.own]
+        subjects = [f"shard {_shard_list(own)} {what}" if what else "" for own in self.own]
         return [
             answer_of(self._ray, x, x in ready, timeout, own) for x, own in zip(results, subjects)
         ]
@@ -250,8 +244,8 @@ class OnRay:
                 break
             failure = answer
         raise failure.error(
-            f"the actor of shard {_format_shards(self.own[a])} failed {tries} times in one "
-            "batch; at last it",
+            f"the actor of shard {_shard_list(self.own[a])} failed {tries} times in one batch; "
+            "at last it",
             "; the last checkpoint stays, and `torchrl-marl train --resume` resumes from it.",
         )
 
@@ -259,7 +253,7 @@ class OnRay:
         """Counts a restart; replaces the actor if its process is lost."""
         self.counters["collector_restarts"] += 1
         warnings.warn(
-            f"the actor of shard {_format_shards(self.own[a])} {failure.reason}; its shards are "
+            f"the actor of shard {_shard_list(self.own[a])} {failure.reason}; its shards are "
             "restored.",
             stacklevel=2,
         )
@@ -270,17 +264,17 @@ class OnRay:
     def _replay(self, a: int, journal: ReplayLog) -> Any:
         """Rebuilds an actor's shards, replays their batches, and starts the pending ones again."""
         call = self._start_building(a, self._snapshots_of(a, journal), trust=True)
-        (answer,) = self._wait_for_answers([call], _BUILD_TIMEOUT)
+        (answer,) = self._await([call], _BUILD_TIMEOUT)
         if isinstance(answer, ActorFailure):
             return answer
         # Shards with new episodes have nothing to replay.
-        lost_episodes = not self._lost_shards.isdisjoint(self.own[a])
+        lost_episodes = not self._lost.isdisjoint(self.own[a])
         entries = journal.entries[journal.taken if lost_episodes else 0 :]
         results = [self.play(a, entry) for entry in entries]
         results = results[0 if lost_episodes else journal.taken :]
         for later, result in zip(self._pending_batches, results[1:]):
             later[a] = result
-        return self._wait_for_answers(results[:1])[0]
+        return self._await(results[:1])[0]
 
     def _snapshots_of(self, a: int, journal: ReplayLog) -> dict[int, Mapping[str, Any]]:
         """Returns the snapshots of an actor's shards; a shard without one begins new episodes."""
@@ -296,7 +290,7 @@ class OnRay:
 
     def _mark_lost(self, shard: int) -> None:
         self._lives[shard] += 1
-        self._lost_shards.add(shard)
+        self._lost.add(shard)
 
     # --------------------------------------------------------------------------------- actors
 
@@ -332,12 +326,10 @@ class OnRay:
         continues: dict[int, bool] = {}
         actors = range(len(self.actors)) if only is None else only
         calls = [self._start_building(a, states, trust) for a in actors]
-        for a, answer in zip(
-            actors, self._wait_for_answers(calls, _BUILD_TIMEOUT, "cannot be made")
-        ):
+        for a, answer in zip(actors, self._await(calls, _BUILD_TIMEOUT, "cannot be made")):
             if isinstance(answer, ActorFailure):
                 raise answer.error(
-                    f"shard {_format_shards(self.own[a])} cannot be made: its actor",
+                    f"shard {_shard_list(self.own[a])} cannot be made: its actor",
                     "; in a cluster, one machine must have room for it "
                     "(distributed.cpus_per_actor).",
                 )
@@ -349,7 +341,7 @@ class OnRay:
     def states(self) -> list[dict[str, Any]]:
         """Returns the states of the shards at the end of the batch that began last."""
         found: dict[int, dict[str, Any]] = {}
-        answers = self._wait_for_answers([actor.states.remote() for actor in self.actors])
+        answers = self._await([actor.states.remote() for actor in self.actors])
         for a, answer in enumerate(answers):
             found |= self._restart_actor(a, answer) if isinstance(answer, ActorFailure) else answer
         return [found[i] for i in range(len(self.makers))]
@@ -360,9 +352,9 @@ class OnRay:
         for i in self.own[a]:
             self._mark_lost(i)
         self._build_shards({}, only=[a])
-        (answer,) = self._wait_for_answers([self.actors[a].states.remote()])
+        (answer,) = self._await([self.actors[a].states.remote()])
         if isinstance(answer, ActorFailure):
-            raise answer.error(f"the actor of shard {_format_shards(self.own[a])}", ".")
+            raise answer.error(f"the actor of shard {_shard_list(self.own[a])}", ".")
         return answer
 
     def load(self, states: Sequence[Mapping[str, Any]] | None) -> list[bool]:
@@ -388,5 +380,5 @@ class OnRay:
         self.connection.close()
 
 
-def _format_shards(shards: range) -> str:
+def _shard_list(shards: range) -> str:
     return ", ".join(map(str, shards))

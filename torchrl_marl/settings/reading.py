@@ -113,10 +113,10 @@ def normalized(schema: type, layer: Mapping[str, Any], *, warn: bool = True) -> 
         >>> normalized(TrainConfig, {"learner": "ippo", "learner.lr": 1e-3})
         {'learner': {'algorithm': 'ippo', 'lr': 0.001}}
     """
-    return with_new_names(schema, _expand_section_words([schema], unfold(layer)), warn=warn)
+    return with_new_names(schema, _expand_words([schema], unfold(layer)), warn=warn)
 
 
-def _expand_section_words(schemas: Iterable[type], layer: Mapping[str, Any]) -> dict[str, Any]:
+def _expand_words(schemas: Iterable[type], layer: Mapping[str, Any]) -> dict[str, Any]:
     """Replaces a string given for a section by a section with this string as its first setting.
 
     Args:
@@ -148,7 +148,7 @@ def _expand_word(schemas: list[type], value: Any) -> Any:
     value = dict(value)
     if WORD in value:
         value = {first: value.pop(WORD), **value}
-    return _expand_section_words(schemas, value)
+    return _expand_words(schemas, value)
 
 
 T = TypeVar("T")
@@ -204,10 +204,7 @@ def _shared_settings(base: Any, schema: type) -> dict[str, Any]:
     if type(base) is schema:
         return values
     bases = [kind for kind in type(base).__mro__ if kind in schema.__mro__ and is_dataclass(kind)]
-    shared, defaults = (
-        settings_of(bases[0] if bases else schema),
-        settings_of(type(base)),
-    )
+    shared, defaults = settings_of(bases[0] if bases else schema), settings_of(type(base))
     return {k: x for k, x in values.items() if k in shared and x != defaults[k].default}
 
 
@@ -292,7 +289,7 @@ class Reader:
         word = self._plain_value(layer.get(note.by, getattr(base, note.by)), f"{path}{note.by}")
         schema = _find_schema(note, word, f"{self.at}{path}{note.by}")
         own, foreign = _applicable(note.variants, schema, layer)
-        self._record_inapplicable(note, foreign, path)
+        self._refuse_foreign(note, foreign, path)
         return schema, own, foreign
 
     def _read_overrides(
@@ -314,15 +311,13 @@ class Reader:
             own = self._plain_value(own, f"{key}.{name}")
             schema, own, foreign = self._select_schema(note, base, own, at)
             self._add_similar_name_hints(note, key, name, foreign, layer)
-            own = merged(self._settings_of_other_algorithms(overrides.of, settings_of(schema)), own)
+            own = merged(self._only_in_group(overrides.of, settings_of(schema)), own)
             config = Reader(schema, f"{self.at}{at}")._read_section(schema, own, "")
             typed = settings_of(config)
             read[name] = unfold({key: typed[key].default for key in flatten(own, stop=typed)})
         return read
 
-    def _settings_of_other_algorithms(
-        self, section: str, known: Mapping[str, Setting]
-    ) -> dict[str, Any]:
+    def _only_in_group(self, section: str, known: Mapping[str, Setting]) -> dict[str, Any]:
         """Returns settings given for a section that only a group's algorithm (``known``) has."""
         found = {}
         for key, value in self._foreign.get(section, {}).items():
@@ -340,7 +335,7 @@ class Reader:
             for name, value in given.items()
         }
 
-    def _record_inapplicable(self, note: Tagged, foreign: Mapping[str, Any], path: str) -> None:
+    def _refuse_foreign(self, note: Tagged, foreign: Mapping[str, Any], path: str) -> None:
         """Records given settings that a section has only for other values of its tag."""
         schemas = schemas_by_word(note.variants)
         known = {word: settings_of(schema) for word, schema in schemas.items()} if foreign else {}
@@ -377,7 +372,7 @@ class Reader:
             return fit
         if isinstance(value, Mapping):
             if get_origin(setting.kind) is dict:
-                raise self._unreadable_error(value, key)
+                raise self._yaml_error(value, key)
             inside = next((name for name in value if name != WORD), "")
             raise self._unknown_error(f"{key}.{inside}")
         raise self._type_error(setting, value, key)
@@ -449,7 +444,7 @@ class Reader:
         expected = expectation(setting.kind, setting.optional)
         return ConfigError(f"{self.at}{key} is {shown(value)}, expected {expected}{example}.")
 
-    def _unreadable_error(self, value: Mapping[str, Any], key: str) -> ConfigError:
+    def _yaml_error(self, value: Mapping[str, Any], key: str) -> ConfigError:
         """Returns the error for the first value in a mapping that YAML cannot hold."""
         inside, wrong = next(
             ((k, x) for k, x in flatten(value).items() if plain(x) is UNFIT), (key, value)

@@ -424,7 +424,7 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
             f"checkpoint {str(path)!r} has format {state['format']}, expected {_FORMAT}; "
             "it was written by another version of torchrl_marl."
         )
-    wrong = _find_non_finite(state.get("learners"), "learners")
+    wrong = _first_non_finite(state.get("learners"), "learners")
     if wrong is not None:
         raise BrokenCheckpointError(path, f"{wrong} is not finite")
     return state
@@ -438,9 +438,9 @@ def load_learners(learners: Sequence[Learner], states: Sequence[dict[str, Any]])
     """
     try:
         for learner, state in zip(learners, states, strict=True):
-            settings = _optimizer_settings(learner)
+            settings = _param_groups(learner)
             learner.load_state_dict(state)
-            if _element_types(_optimizer_settings(learner)) != _element_types(settings):
+            if _element_types(_param_groups(learner)) != _element_types(settings):
                 raise ValueError("other settings of the optimizer")
             _check_moments(getattr(learner, "optimizer", None))
     except UserError:
@@ -504,7 +504,7 @@ def _describe(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def _find_non_finite(value: Any, name: str) -> str | None:
+def _first_non_finite(value: Any, name: str) -> str | None:
     """Returns the dotted name of a tensor that holds NaN or infinity, or None."""
     names = (key for key, tensor in leaves(value) if not _is_finite(tensor))
     found = next(names, None)
@@ -520,7 +520,7 @@ def _is_finite(tensor: Tensor) -> bool:
     return all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(distinct))
 
 
-def _optimizer_settings(learner: Learner) -> list[dict[str, Any]]:
+def _param_groups(learner: Learner) -> list[dict[str, Any]]:
     """Returns the settings of a learner's optimizer, if it has one."""
     optimizer = getattr(learner, "optimizer", None)
     return [] if optimizer is None else optimizer.state_dict()["param_groups"]

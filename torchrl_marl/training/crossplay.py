@@ -135,7 +135,7 @@ def cross_play(
         env = with_dense_groups(env)  # actions of two players go into one tensor
     seats = seats_of(team)
     swap = seats.alike if swap is None else swap
-    _check_arguments([players_a, players_b], episodes, swap, seats)
+    _check_players([players_a, players_b], episodes, swap, seats)
     _check_channels([*players_a, *players_b], team, seats)
     episodes += episodes % 2 if swap else 0
     shape = len(players_a), len(players_b)
@@ -159,7 +159,7 @@ def cross_play(
     return TensorDict({**counts, "returns": mean, "error": error}, shape)
 
 
-def _check_arguments(
+def _check_players(
     players: Sequence[Sequence[Policy]], episodes: int, swap: bool, seats: Seats
 ) -> None:
     if not all(players):
@@ -303,7 +303,7 @@ class _JointPolicy:
         """Writes the actions of all players."""
         written: dict[NestedKey, Tensor] = {}
         for policy, own_rows, parts in self.acts:
-            acted = policy(self._mask_other_agents(tensordict[own_rows], parts))
+            acted = policy(self._mask_others(tensordict[own_rows], parts))
             for name, positions, envs, agents in parts:
                 for key, values in _iter_outputs(acted, name):
                     whole = (*tensordict.shape, *values.shape[1:])
@@ -313,9 +313,7 @@ class _JointPolicy:
             tensordict.set(key, value)
         return tensordict
 
-    def _mask_other_agents(
-        self, tensordict: TensorDictBase, parts: Sequence[Any]
-    ) -> TensorDictBase:
+    def _mask_others(self, tensordict: TensorDictBase, parts: Sequence[Any]) -> TensorDictBase:
         for name, group in self.team.groups.items():
             if group.mask_key is not None:
                 mask = tensordict.get(group.mask_key)

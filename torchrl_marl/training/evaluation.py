@@ -162,8 +162,8 @@ def where_they_differ(likeliest: Episodes, drawn: Episodes) -> str | None:
     gap_note = f", {abs(gap.value) / spread:.2g} standard deviations of returns" if spread else ""
     return (
         f"the most likely actions earn {one:.4g} and sampled ones {other:.4g} from the same "
-        f"starts, a significant difference (95 % interval {gap.low:.3g} to {gap.high:.3g}"
-        f"{gap_note})"
+        f"starts, a significant difference (95 % interval {gap.low:.3g} to "
+        f"{gap.high:.3g}{gap_note})"
     )
 
 
@@ -337,12 +337,7 @@ def seeded_play(
     mode = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
     # With the environment's seed, the actions would repeat the environment's random numbers.
     random_state = RandomState(seed + actions, env.device or "cpu")
-    with (
-        torch.no_grad(),
-        random_state.active(),
-        set_exploration_type(mode),
-        _without_training_rewards(env),
-    ):
+    with torch.no_grad(), random_state.active(), set_exploration_type(mode), _own_rewards(env):
         env.set_seed(seed)
         yield
 
@@ -398,7 +393,7 @@ def put_back(env: EnvBase) -> Iterator[bool]:
 
 
 @contextlib.contextmanager
-def _without_training_rewards(env: EnvBase) -> Iterator[None]:
+def _own_rewards(env: EnvBase) -> Iterator[None]:
     """Context without the rewards that an environment adds only for training."""
     with contextlib.ExitStack() as stack:
         while isinstance(env, TransformedEnv):

@@ -220,12 +220,10 @@ class League(Part):
                 continue
             config = channel_of(module).config
             groups, across = [own.name for own in actor.group.sources], config.across_groups
-            for channel_groups in [groups] if across else [[name] for name in groups]:
-                seats = [
-                    seat for seat, own in self.seats.items() if own.keys() & set(channel_groups)
-                ]
+            for listeners in [groups] if across else [[name] for name in groups]:
+                seats = [seat for seat, own in self.seats.items() if own.keys() & set(listeners)]
                 if len(seats) > 1:
-                    hint = ".across_groups=false" if len(channel_groups) > 1 else "=none"
+                    hint = ".across_groups=false" if len(listeners) > 1 else "=none"
                     raise ConfigError(
                         f"learner.actor.communication is {quoted(config.kind)}, but the agents of "
                         f"seats {', '.join(seats)} would hear each other, and stored players send "
@@ -451,11 +449,11 @@ class League(Part):
             "league/games": games,
             "league/win_rate" if self.against else "league/return": value,
         }
-        exploiter_win_rates = [
+        win_rates = [
             self._record_exploiter_matches(i, returns, done) for i in range(len(self.exploiters))
         ]
-        if exploiter_win_rates:
-            metrics["league/exploited"] = sum(exploiter_win_rates) / len(exploiter_win_rates)
+        if win_rates:
+            metrics["league/exploited"] = sum(win_rates) / len(win_rates)
         return metrics
 
     def _record_exploiter_matches(self, i: int, returns: Tensor, done: Tensor) -> float:

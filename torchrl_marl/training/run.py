@@ -359,15 +359,15 @@ class Run:
         device = next(
             (p.device for p in self.policy.parameters()), torch.device(self.config.device)
         )
-        given_env = env if env is not None else self._env
+        chosen = env if env is not None else self._env
         trained = self.trained_on
         if trained is not None and (
-            given_env is None or _innermost_env(given_env) is _innermost_env(trained)
+            chosen is None or _innermost_env(chosen) is _innermost_env(trained)
         ):
-            given_env = trained
+            chosen = trained
         with RandomState(seed, device).active():
             config = self.config if config is None else config
-            env = _use_or_make_env(config, given_env, device, num_envs=num_envs, drawn=drawn)
+            env = _use_or_make_env(config, chosen, device, num_envs=num_envs, drawn=drawn)
         env = with_memory(env, self.policy)
         try:
             with put_back(env) as undisturbed:
@@ -378,7 +378,7 @@ class Run:
                     )
                 yield env
         finally:
-            if given_env is None:
+            if chosen is None:
                 env.close()
 
     def make_env(self, num_envs: int = 1) -> EnvBase:
@@ -425,13 +425,9 @@ def refuse_population(folder: Path, config: TrainConfig) -> None:
 
 def _describe_changes(state: Mapping[str, Any], checkpoint: Path, config: TrainConfig) -> str:
     """Describes the differences between ``config.yaml`` and the checkpoint."""
-    trained_config = settings_of(state, checkpoint)
-    trained_config = (
-        None
-        if trained_config is None
-        else dataclasses.replace(trained_config, folder=config.folder)
-    )
-    changes = [] if trained_config is None else differences(trained_config, config)
+    trained = settings_of(state, checkpoint)
+    trained = None if trained is None else dataclasses.replace(trained, folder=config.folder)
+    changes = [] if trained is None else differences(trained, config)
     return in_words(changes, checkpoint.parent.parent / "config.yaml") if changes else ""
 
 

@@ -362,11 +362,7 @@ class PopulationConfig:
             limits = (min(given), max(given)) if isinstance(given, list) else None
             low, high = limits or (given["low"], given["high"])
             logarithmic = limits is None and bool(given.get("log", False))
-            found[name.removeprefix(f"{_LEARNER}.")] = (
-                float(low),
-                float(high),
-                logarithmic,
-            )
+            found[name.removeprefix(f"{_LEARNER}.")] = (float(low), float(high), logarithmic)
         return found
 
     def _check_folders(self, at: str) -> None:

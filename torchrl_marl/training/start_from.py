@@ -166,7 +166,7 @@ def load_parts(learners: Sequence[Any], source: Source, init: Sequence[str] | No
     own = {name: x for name, x in own.items() if part_of(name) in held}
     _check_source_parts(source, held if own else [], init)
     given = {name: x for name, x in given.items() if part_of(name) in held}
-    unused = _find_unused_networks(given, own)
+    unused = _find_unused(given, own)
     given = {name: x for name, x in given.items() if _network_name(name) not in unused}
     _check_shapes(source, given, own, held)
     for name, x in own.items():
@@ -225,7 +225,7 @@ def _group_names(named: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(x.split(".")[1] for x in named if x.startswith("actors.")))
 
 
-def _find_unused_networks(given: Leaves, own: Leaves) -> list[str]:
+def _find_unused(given: Leaves, own: Leaves) -> list[str]:
     """Returns the networks of a source that the learners do not have at all, such as a critic."""
     here = {_network_name(name) for name in own}
     networks = (_network_name(name) for name in given if part_of(name) != "normalization")
@@ -247,21 +247,18 @@ def _check_source_parts(source: Source, held: list[str], init: Sequence[str] | N
 
 def _check_shapes(source: Source, given: Leaves, own: Leaves, held: list[str]) -> None:
     """Refuses leaves that differ; names each of them."""
-    faults, differing_parts, seen = [], set(), set()
+    faults, wrong, seen = [], set(), set()
     for name in {**own, **given}:
         here, there = own.get(name), given.get(name)
         if described(here) == described(there) or id(here) in seen:
             continue
         seen |= {id(here)} - {id(None)}
-        differing_parts.add(part_of(name))
+        wrong.add(part_of(name))
         faults.append(f"{name} is {described(there)} there and {described(here)} here")
     if not faults:
         return
-    fits = [part for part in held if part not in differing_parts]
-    leave = (
-        f"leave {' and '.join(sorted(map(str, differing_parts)))} out "
-        f"with init={_format_list(fits)}"
-    )
+    fits = [part for part in held if part not in wrong]
+    leave = f"leave {' and '.join(sorted(map(str, wrong)))} out with init={_format_list(fits)}"
     fix = f"{leave}, or " if fits else ""
     if source.kind == "export":  # programs hold the weights of some networks transposed, unnamed
         fix = "start from the run that was exported, or "

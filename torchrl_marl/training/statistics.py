@@ -330,16 +330,14 @@ def paired_difference(
     won = float(signs(gap).mean())
     if len(gap) < 2:
         return Paired(Estimate(float(gap[0]), why_none=_ONE_START), None, won)
-    found = _student_interval(
-        float(gap.mean()), _variance_of_mean(gap), len(gap) - 1, confidence, (len(gap),)
-    )
+    found = _interval(float(gap.mean()), _mean_variance(gap), len(gap) - 1, confidence, (len(gap),))
     means = _bootstrap(lambda tasks: tasks[0].mean(-1), [[gap]], resamples, seed)
     return Paired(
         found,
         float(signs(means).mean()),
         won,
         sign_flip_p_value(gap),
-        _smallest_for_equal_sides(len(gap), True),
+        _smallest_for(len(gap), True),
     )
 
 
@@ -391,20 +389,14 @@ def difference_of_runs(
         return Paired(Estimate(value, why_none=_ONE_START), None, won)
     ours, theirs = one.mean(1), other.mean(1)
     of_runs = (
-        _variance_of_mean(ours - theirs)
-        if by_seed
-        else _variance_of_mean(ours) + _variance_of_mean(theirs)
+        _mean_variance(ours - theirs) if by_seed else _mean_variance(ours) + _mean_variance(theirs)
     )
     freedom = min(len(one), len(other), gap.size) - 1
     runs = (len(one), len(other))
-    found = _student_interval(value, of_runs + _variance_of_mean(gap), freedom, confidence, runs)
+    found = _interval(value, of_runs + _mean_variance(gap), freedom, confidence, runs)
     if by_seed:
         return Paired(
-            found,
-            None,
-            won,
-            sign_flip_p_value(ours - theirs),
-            _smallest_for_equal_sides(len(ours), True),
+            found, None, won, sign_flip_p_value(ours - theirs), _smallest_for(len(ours), True)
         )
     p_value = permutation_p_value([ours], [theirs])
     return Paired(found, None, won, p_value, smallest_p_value(len(ours), len(theirs)))
@@ -413,12 +405,12 @@ def difference_of_runs(
 _ONE_START = "one start says nothing about others"
 
 
-def _variance_of_mean(values: NDArray[np.float64]) -> float:
+def _mean_variance(values: NDArray[np.float64]) -> float:
     """Returns the variance of the mean of the given values."""
     return float(values.var(ddof=1)) / len(values)
 
 
-def _student_interval(
+def _interval(
     value: float, variance: float, freedom: int, confidence: float, runs: tuple[int, ...]
 ) -> Estimate:
     half = student_quantile(confidence, freedom) * math.sqrt(variance)
@@ -513,10 +505,10 @@ def needed(things: str, smallest: float, pairs: bool = False) -> str:
     """
     if smallest <= 1 - CONFIDENCE:
         return ""
-    fewest = next(n for n in range(2, 10) if _smallest_for_equal_sides(n, pairs) <= 1 - CONFIDENCE)
+    fewest = next(n for n in range(2, 10) if _smallest_for(n, pairs) <= 1 - CONFIDENCE)
     return f", and a verdict takes at least {fewest} {things} each"
 
 
-def _smallest_for_equal_sides(n: int, pairs: bool) -> float:
+def _smallest_for(n: int, pairs: bool) -> float:
     """Returns the smallest p-value of the exact test with n runs on each side."""
     return 2.0 ** (1 - n) if pairs else smallest_p_value(n, n)

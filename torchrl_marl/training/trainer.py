@@ -130,8 +130,8 @@ def resume_training(
             if not on_rank_zero(ranks, lambda: has_checkpoint(path)):
                 return _start_over(folder, config, env, ranks, trials, callback_objects)
             checkpoint_path, state = on_rank_zero(ranks, lambda: load_latest(path, resuming=True))
-            trained_config = settings_of(state, checkpoint_path) or before
-            check_unchanged(trained_config, requested, before, path / "config.yaml")
+            trained = settings_of(state, checkpoint_path) or before
+            check_unchanged(trained, requested, before, path / "config.yaml")
             if "trials" in state and trials is None:
                 raise CheckpointError(
                     f"{str(path)!r} holds the trials of a tuning; resume it with the "
@@ -151,7 +151,7 @@ def resume_training(
             if folder.writes:
                 set_aside_later(checkpoint_path)
                 warn_of_versions(state, checkpoint_path)
-            _continue_run(training, before, folder, trained_config)
+            _continue_run(training, before, folder, trained)
             return training
     except BaseException:
         folder.release()
@@ -268,22 +268,22 @@ def _start_over(
 
 
 def _continue_run(
-    training: Training, before: TrainConfig, folder: RunFolder, trained_config: TrainConfig
+    training: Training, before: TrainConfig, folder: RunFolder, trained: TrainConfig
 ) -> None:
     """Continues a run with settings that may have changed."""
     frames, summary, stopping = training.frames, training.run.summary, training.results.stopping
-    total, previous_total = training.config.total_frames, trained_config.total_frames
-    if total != previous_total and total < frames:
+    total, old_total = training.config.total_frames, trained.total_frames
+    if total != old_total and total < frames:
         edited = total == before.total_frames
         fix = (
-            f"restore {previous_total} in {str(folder.path / 'config.yaml')!r}"
+            f"restore {old_total} in {str(folder.path / 'config.yaml')!r}"
             if edited
             else "leave it out"
         )
         raise ConfigError(
             f"total_frames is {total}, but the run has {frames} already; give more, or {fix}."
         )
-    if total != previous_total:
+    if total != old_total:
         for part in training.parts.values():
             part.extend()
     if training.environments.own is None and folder.writes:
@@ -299,7 +299,7 @@ def _continue_run(
             f"run {str(training.folder)!r} is finished, with {frames:,} frames; "
             f"add {hint} to --resume to train further"
         )
-    if total != previous_total and not training.done:
+    if total != old_total and not training.done:
         print_message(
             f"continues from {frames:,} to {total:,} frames; linear schedules and "
             "unshare_at follow the new total"
