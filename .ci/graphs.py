@@ -40,11 +40,11 @@ def build(kind: str) -> None:
     temporary = f"{tempfile.gettempdir()}/{tempfile.gettempprefix()}"
     names = {torch.__path__[0]: "torch", temporary: "graph_"}
     maps = [f"-ffile-prefix-map={old}={new}" for old, new in names.items()]
-    command = build._command
-    build._command = lambda *given, **options: [*command(*given, **options), *maps]
+    command = build._compiler_command
+    build._compiler_command = lambda *given, **options: [*command(*given, **options), *maps]
     inductor.cpp.simdlen = 512 if vectors == "AVX512" else 256
-    stored._folder, stored._machine = lambda: folder, shipped.machine
-    stored._shipped = lambda *_: None
+    stored._cache_folder, stored._describe_machine = lambda: folder, shipped.machine
+    stored._find_shipped = lambda *_: None
     background_compile._is_shipped = lambda config: True  # no second process compiles
     for recipe in RECIPES:
         with tempfile.TemporaryDirectory() as run:

@@ -27,10 +27,10 @@ BEGAN = time.perf_counter()
 STAGES = {
     "imports and settings": ("built",),
     "evaluations of the untrained, random and heuristic policies": ("begin",),
-    "recording graphs and comparing them with the simulator": ("trace", "_compare"),
+    "recording graphs and comparing them with the simulator": ("trace", "_check_results"),
     "Inductor: graph to C++": ("compile_stored", "-_library", "-_read"),
-    "C++ compiler": ("_library",),
-    "loading libraries": ("_read",),
+    "C++ compiler": ("_compile_and_link",),
+    "loading libraries": ("_read_graph",),
     "waiting for the second process": ("wait",),
 }
 
@@ -47,13 +47,13 @@ def child(folder: str, mode: str) -> None:
     timed(seconds, Training, "begin")
     for owner in (program, captured):
         timed(seconds, owner, "trace")
-    timed(seconds, captured.CapturedSimulator, "_compare")
+    timed(seconds, captured.CapturedSimulator, "_check_results")
     timed(seconds, inductor, "compile_stored")
-    timed(seconds, build, "_library")
-    timed(seconds, stored, "_read")
+    timed(seconds, build, "_compile_and_link")
+    timed(seconds, stored, "_read_graph")
     timed(seconds, background_compile.BackgroundCompile, "wait")
     if mode == "alone":
-        background_compile._start = lambda folder: None
+        background_compile._start_process = lambda folder: None
     made = Training.open
 
     def opened(training: Any) -> None:

@@ -101,7 +101,7 @@ MOVED = {
 }
 
 
-class _Former:
+class _MovedModuleFinder:
     """Finder and loader of modules by their former names.
 
     It comes first in ``sys.meta_path``; otherwise a moved package would load its modules twice.
@@ -139,5 +139,5 @@ class _Former:
 
 def find_moved_modules() -> None:
     """Enables imports of modules by their former names."""
-    if not any(isinstance(finder, _Former) for finder in sys.meta_path):
-        sys.meta_path.insert(0, cast(Any, _Former()))
+    if not any(isinstance(finder, _MovedModuleFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, cast(Any, _MovedModuleFinder()))

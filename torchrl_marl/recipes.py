@@ -56,11 +56,11 @@ GivenSettings = Iterable[str] | Mapping[str, Any]
 DEFAULT_RECIPE = "vmas_balance_mappo"
 """Default recipe of ``torchrl-marl train``."""
 
-_FOLDER = Path(__file__).parent / "configs"
-_OF_ALL_STAGES = ("stages", "folder", "init_from", "recipe")
-_TAKEN = ("checkpoints", "players", "export", "animations")  # folders within a run's
+_CONFIG_FOLDER = Path(__file__).parent / "configs"
+_RUN_WIDE_SETTINGS = ("stages", "folder", "init_from", "recipe")
+_RESERVED_NAMES = ("checkpoints", "players", "export", "animations")  # folders within a run's
 # The settings file of a run has all of these; a recipe written by hand does not.
-_OF_A_RUN = {"recipe", "seed", "folder", "device", "env", "learner", "checkpoint", "logging"}
+_RUN_FILE_KEYS = {"recipe", "seed", "folder", "device", "env", "learner", "checkpoint", "logging"}
 
 
 def recipe_names() -> list[str]:
@@ -70,7 +70,7 @@ def recipe_names() -> list[str]:
         >>> "vmas_balance_mappo" in recipe_names()
         True
     """
-    return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
+    return sorted(path.stem for path in _CONFIG_FOLDER.glob("*.yaml"))
 
 
 def load_config(
@@ -95,16 +95,16 @@ def load_config(
         >>> load_config("toy_matrix_game_mappo", ["learner.lr=1e-3"]).learner.lr
         0.001
     """
-    config, *idle = _read(recipe, overrides)
+    config, *idle = _read_recipe(recipe, overrides)
     if isinstance(recipe, (str, Path)) and _is_complete(recipe):
         # The settings file of a run, possibly of another user's run.
-        given = flatten(_given(overrides))
+        given = flatten(_normalize(overrides))
         check_origin(Path(recipe), config, given=given, own_env=own_env)
     try:
         validate(config, own_env=own_env)
     except ConfigError:
         # The message then suggests the recipe's values.
-        validate(config, own_env=own_env, like=_read(recipe, {}).config)
+        validate(config, own_env=own_env, like=_read_recipe(recipe, {}).config)
         raise
     for key, text in (pair for found in idle for pair in found.items()):
         if not (own_env and key.startswith("env.")):
@@ -131,25 +131,29 @@ def stages_of(config: TrainConfig) -> dict[str, TrainConfig]:
     found: dict[str, TrainConfig] = {}
     base, folder = dataclasses.replace(config, stages={}), Path(config.folder or "")
     for name, given in config.stages.items():
-        own = _settings_of_stage(name, given)
-        where: dict[str, Any] = {"folder": str(folder / name)}
+        own = _stage_settings(name, given)
+        placement: dict[str, Any] = {"folder": str(folder / name)}
         if found:  # each later stage starts from the one before
-            where |= {"init_from": str(folder / list(found)[-1]), "init": None}
+            placement |= {"init_from": str(folder / list(found)[-1]), "init": None}
         try:
-            _refuse_new_code(config, read_config(base, merged(where, own)))  # before its import
-            found[name] = load_config(base, merged(where, own))
+            _refuse_new_code(config, read_config(base, merged(placement, own)))  # before its import
+            found[name] = load_config(base, merged(placement, own))
             STAGES.check(found[name])
         except ConfigError as error:
             raise ConfigError(f"stages.{name}: {error}") from None
     return found
 
 
-def _settings_of_stage(name: str, given: Any) -> dict[str, Any]:
+def _stage_settings(name: str, given: Any) -> dict[str, Any]:
     """Returns the settings of a stage, nested."""
-    if not re.fullmatch(r"[A-Za-z]\w*", name) or name in _TAKEN or re.fullmatch(r"seed\d+", name):
+    if (
+        not re.fullmatch(r"[A-Za-z]\w*", name)
+        or name in _RESERVED_NAMES
+        or re.fullmatch(r"seed\d+", name)
+    ):
         raise ConfigError(
             f"stages has {quoted(name)}, expected names of folders of letters, digits and _, other "
-            f"than {', '.join(_TAKEN)} and seed0; rename it."
+            f"than {', '.join(_RESERVED_NAMES)} and seed0; rename it."
         )
     if not isinstance(given, Mapping | None):
         raise ConfigError(
@@ -157,7 +161,7 @@ def _settings_of_stage(name: str, given: Any) -> dict[str, Any]:
             f"stages.{name}.total_frames."
         )
     own = unfold(given or {})
-    if held := [key for key in _OF_ALL_STAGES if key in own]:
+    if held := [key for key in _RUN_WIDE_SETTINGS if key in own]:
         raise ConfigError(
             f"stages.{name}.{held[0]} is given, but {held[0]} is set for the run as a whole; "
             "leave it out."
@@ -178,8 +182,8 @@ def _refuse_new_code(config: TrainConfig, stage: TrainConfig) -> None:
 
 def read_config(recipe: Recipe, overrides: GivenSettings = ()) -> TrainConfig:
     """Returns a recipe with overrides as a config; only names and types are checked."""
-    config, inapplicable, _ = _read(recipe, overrides)
-    for key in inapplicable.keys() & flatten(_given(overrides)).keys():
+    config, inapplicable, _ = _read_recipe(recipe, overrides)
+    for key in inapplicable.keys() & flatten(_normalize(overrides)).keys():
         raise ConfigError(f"{inapplicable[key]}; leave {key} out.")
     return config
 
@@ -215,7 +219,7 @@ use device=cpu.
             check_own(one, "callbacks")
 
 
-class _Read(NamedTuple):
+class _ReadResult(NamedTuple):
     """A config, and messages about given settings that do not apply or have no effect."""
 
     config: TrainConfig
@@ -223,52 +227,54 @@ class _Read(NamedTuple):
     unread: dict[str, str]
 
 
-def _read(recipe: Recipe, overrides: GivenSettings) -> _Read:
-    settings = _with_environment(normalized(TrainConfig, _settings(recipe)), EnvConfig.library)
-    own = _with_environment(
-        _given(overrides), settings.get("env", {}).get("library", EnvConfig.library)
+def _read_recipe(recipe: Recipe, overrides: GivenSettings) -> _ReadResult:
+    settings = _split_env(normalized(TrainConfig, _load_settings(recipe)), EnvConfig.library)
+    own = _split_env(
+        _normalize(overrides), settings.get("env", {}).get("library", EnvConfig.library)
     )
     base = _without_foreign_arguments(settings, own)
-    read = _merged(base, own, complete=_is_complete(recipe))
+    read = _merge_settings(base, own, complete=_is_complete(recipe))
     idle = (read.inapplicable | read.unread).keys() - flatten(own).keys()
     if idle and own:
         # Settings that only the recipe's algorithm or environment reads.
-        before = _merged(base, {})
-        read = _merged(
-            _without(base, idle - before.inapplicable.keys() - before.unread.keys()), own
+        before = _merge_settings(base, {})
+        read = _merge_settings(
+            _remove_settings(base, idle - before.inapplicable.keys() - before.unread.keys()), own
         )
     return read
 
 
-def _merged(base: dict[str, Any], own: dict[str, Any], *, complete: bool = False) -> _Read:
+def _merge_settings(
+    base: dict[str, Any], own: dict[str, Any], *, complete: bool = False
+) -> _ReadResult:
     """Reads a recipe with overrides; a complete recipe's default values count as not given."""
     reader = Reader(TrainConfig, hints=_scenario_hints(base, own))
     config = reader.read(base, own)
-    callbacks = [_absolute(one) for one in config.callbacks]
-    found = {"env": _found_from_anywhere(config.env), "callbacks": callbacks}
+    callbacks = [_absolute_class_path(one) for one in config.callbacks]
+    found = {"env": _with_absolute_paths(config.env), "callbacks": callbacks}
     for key in ("folder", "init_from"):  # a shell expands ~ only at the start of a word
         found[key] = os.path.expanduser(path) if (path := getattr(config, key)) else path
     config = dataclasses.replace(config, **found)  # type: ignore[arg-type]
-    unchosen = reader.by_default - flatten(own).keys() if complete else ()
-    inapplicable = {k: text for k, text in reader.inapplicable.items() if k not in unchosen}
-    return _Read(config, inapplicable, unread(config))
+    ignored = reader.by_default - flatten(own).keys() if complete else ()
+    inapplicable = {k: text for k, text in reader.inapplicable.items() if k not in ignored}
+    return _ReadResult(config, inapplicable, unread(config))
 
 
 def _is_complete(recipe: Any) -> bool:
     """Returns whether a recipe has every setting, like a run's settings file or a copy of it."""
     if not isinstance(recipe, (str, Path)) or recipe in recipe_names():
         return False
-    return Path(recipe).name == "config.yaml" or read_yaml(Path(recipe)).keys() >= _OF_A_RUN
+    return Path(recipe).name == "config.yaml" or read_yaml(Path(recipe)).keys() >= _RUN_FILE_KEYS
 
 
-def _given(overrides: GivenSettings) -> dict[str, Any]:
+def _normalize(overrides: GivenSettings) -> dict[str, Any]:
     if isinstance(overrides, str):
         overrides = [overrides]
     own = overrides if isinstance(overrides, Mapping) else parse_overrides(overrides)
     return normalized(TrainConfig, own)
 
 
-def _with_environment(settings: dict[str, Any], before: str) -> dict[str, Any]:
+def _split_env(settings: dict[str, Any], before: str) -> dict[str, Any]:
     """Returns settings in which ``env=vmas/wheel`` is split into library and name."""
     env = settings.get("env", {})
     text = env.get("library") if isinstance(env, Mapping) else None
@@ -302,7 +308,7 @@ def environment_settings(library: str, name: str, before: str) -> dict[str, Any]
     return {"library": library, "name": name, **own_limit}
 
 
-def _without(settings: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+def _remove_settings(settings: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
     """Returns settings without the given dotted keys, and without sections that become empty."""
     left_out = frozenset(keys)
     flat = flatten(unfold(settings), stop=left_out)
@@ -339,7 +345,7 @@ def recipe_rows() -> list[tuple[str, str]]:
     return rows
 
 
-def _settings(recipe: Recipe) -> dict[str, Any]:
+def _load_settings(recipe: Recipe) -> dict[str, Any]:
     if isinstance(recipe, TrainConfig):
         return dataclasses.asdict(recipe)
     if isinstance(recipe, Mapping):
@@ -351,13 +357,13 @@ def _settings(recipe: Recipe) -> dict[str, Any]:
         )
     path = Path(recipe)
     if isinstance(recipe, str) and recipe in recipe_names():
-        path = _FOLDER / f"{recipe}.yaml"
+        path = _CONFIG_FOLDER / f"{recipe}.yaml"
     elif path.suffix not in (".yaml", ".yml") and not os.path.exists(path):
-        raise _unknown_recipe(str(recipe))
+        raise _unknown_recipe_error(str(recipe))
     return {"recipe": path.stem, **read_yaml(path)}
 
 
-def _unknown_recipe(text: str) -> ConfigError:
+def _unknown_recipe_error(text: str) -> ConfigError:
     """Returns the error for an unknown recipe.
 
     If the text is the name of an environment or algorithm, the message says how to use it.
@@ -366,15 +372,15 @@ def _unknown_recipe(text: str) -> ConfigError:
     library, slash, environment = (text if "/" in text else f"{DEFAULT_LIBRARY}/{text}").partition(
         "/"
     )
-    if library in LIBRARIES.names() and (slash in text or environment in _scenarios()):
+    if library in LIBRARIES.names() and (slash in text or environment in _scenario_names()):
         check_environment_name(EnvConfig(library=library, name=environment))
         own = _recipes_with("env", (library, environment))
         setting = f"env={library}/{environment}"
-        return _no_recipe(text, "an environment", own, "for it", setting)
+        return _suggest_recipe(text, "an environment", own, "for it", setting)
     word = text.lower()
     if word in ALGORITHMS.names():
         own = _recipes_with("learner", (word,))
-        return _no_recipe(text, "an algorithm", own, "with it", f"learner.algorithm={word}")
+        return _suggest_recipe(text, "an algorithm", own, "with it", f"learner.algorithm={word}")
     if (advice := ALGORITHMS.advice(word)) is not None:
         return ConfigError(
             f"{quoted(text)} is an algorithm, expected a recipe, such as {DEFAULT_RECIPE}; "
@@ -386,7 +392,9 @@ def _unknown_recipe(text: str) -> ConfigError:
     )
 
 
-def _no_recipe(text: str, what: str, recipes: list[str], which: str, setting: str) -> ConfigError:
+def _suggest_recipe(
+    text: str, what: str, recipes: list[str], which: str, setting: str
+) -> ConfigError:
     """Returns the error for an environment or algorithm given as a recipe; suggests a recipe."""
     if recipes:
         use = f"use a recipe {which}, such as {recipes[0]}, or add {setting} to another recipe."
@@ -395,7 +403,7 @@ def _no_recipe(text: str, what: str, recipes: list[str], which: str, setting: st
     return ConfigError(f"{quoted(text)} is {what}, expected a recipe; {use}")
 
 
-def _scenarios() -> Collection[str]:
+def _scenario_names() -> Collection[str]:
     """Returns the names of VMAS's scenarios, or none if VMAS is not installed."""
     try:
         return scenario_names()
@@ -408,7 +416,7 @@ def _recipes_with(section: str, values: tuple[str, ...]) -> list[str]:
     fields = dataclasses.fields({"env": EnvConfig, "learner": OnPolicyConfig}[section])
     found = []
     for name in recipe_names():
-        own = normalized(TrainConfig, read_yaml(_FOLDER / f"{name}.yaml")).get(section, {})
+        own = normalized(TrainConfig, read_yaml(_CONFIG_FOLDER / f"{name}.yaml")).get(section, {})
         if tuple(own.get(one.name, one.default) for one, _ in zip(fields, values)) == values:
             found.append(name)
     # Shorter names come next, since they belong to simpler recipes.
@@ -425,25 +433,25 @@ def _without_foreign_arguments(base: dict[str, Any], own: dict[str, Any]) -> dic
         foreign["state"] = None
     if foreign and ":" in str(after["env.library"]):
         # An environment class reads only the arguments of its constructor.
-        kept = ("library", "name", "num_envs", "max_steps")
+        shared = ("library", "name", "num_envs", "max_steps")
         defaults = dataclasses.asdict(EnvConfig()).items()
-        foreign = {key: value for key, value in defaults if key not in kept} | foreign
+        foreign = {key: value for key, value in defaults if key not in shared} | foreign
     if foreign or after["env.name"] != before["env.name"]:
         foreign |= {"kwargs": {}, "group_map": {}}
     return {**base, "env": {**base.get("env", {}), **foreign}} if foreign else base
 
 
-def _found_from_anywhere(env: EnvConfig) -> EnvConfig:
+def _with_absolute_paths(env: EnvConfig) -> EnvConfig:
     """Returns the settings with absolute paths, which allows resuming a run from any folder."""
     if ":" in env.library:
         kind = env.library.partition(":")[2]
-        return dataclasses.replace(env, library=_absolute(env.library), name=kind)
+        return dataclasses.replace(env, library=_absolute_class_path(env.library), name=kind)
     if env.record is not None and env.record.files and env.name.endswith(".py"):
         return dataclasses.replace(env, name=os.path.abspath(env.name))
     return env
 
 
-def _absolute(own: str) -> str:
+def _absolute_class_path(own: str) -> str:
     """Returns a ``file.py:Class`` with an absolute path; a ``module:Class`` is not changed."""
     place, colon, kind = own.partition(":")
     return f"{os.path.abspath(place)}{colon}{kind}" if place.endswith(".py") else own
@@ -453,6 +461,6 @@ def _scenario_hints(base: dict[str, Any], own: dict[str, Any]) -> Iterator[str]:
     """Yields names such as ``env.kwargs.n_agents``, to suggest in place of ``n_agents=4``."""
     settings = flatten(base) | flatten(own)
     name = str(settings.get("env.name", EnvConfig.name))
-    if name in _scenarios():
+    if name in _scenario_names():
         for argument in sorted(scenario_arguments(name) or ()):
             yield f"env.kwargs.{argument}"

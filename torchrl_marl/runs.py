@@ -77,7 +77,7 @@ def train(
         >>> run.summary["return_after"]  # doctest: +SKIP
         41.2
     """
-    config, env = _prepared(recipe, env, overrides, callbacks)
+    config, env = _prepare_config(recipe, env, overrides, callbacks)
     if config.stages:
         return _train_stages(config, env)
     from torchrl_marl.training import trainer
@@ -98,7 +98,7 @@ def iterate(
 
     The settings are checked when the function is called, before the first iteration.
     """
-    config, env = _prepared(recipe, env, overrides, callbacks)
+    config, env = _prepare_config(recipe, env, overrides, callbacks)
     from torchrl_marl.training import trainer
 
     return trainer.iterate(config, env=env, callbacks=callbacks or ())
@@ -134,7 +134,7 @@ def resume(
     """
     if isinstance(env, Mapping):
         overrides, env = {**overrides, "env": env}, None
-    overrides |= _named(callbacks)
+    overrides |= _callback_overrides(callbacks)
     with trusting(trust):
         before = read_run_config(folder)
         refuse_links(Path(folder))
@@ -146,13 +146,13 @@ def resume(
         file = Path(folder) / "config.yaml"
         check_origin(file, config, given=given, own_env=env is not None)
     if differences(before, config):  # with an edited file, overrides may restore the run's settings
-        _check_given(Path(folder), before, config)
+        _check_unchanged_settings(Path(folder), before, config)
     if config != before:
         try:
             validate(config, own_env=env is not None or config.env.library == "own")
         except ConfigError:
             # A setting of an edited file may contradict others.
-            _check_given(Path(folder), before, config)
+            _check_unchanged_settings(Path(folder), before, config)
             raise
     check_compiler_cache()
     check_device(config)
@@ -161,8 +161,8 @@ def resume(
         return _resume_stages(Path(folder), before, config, given, {"env": env, "trust": trust})
     from torchrl_marl.training import trainer
 
-    how: dict[str, Any] = {"env": env, "callbacks": callbacks or ()}
-    run = trainer.resume(Path(folder), config=config, trust=trust, **how)
+    options: dict[str, Any] = {"env": env, "callbacks": callbacks or ()}
+    run = trainer.resume(Path(folder), config=config, trust=trust, **options)
     draw(run.folder)
     return run
 
@@ -193,7 +193,7 @@ def _resume_stages(
     before: TrainConfig,
     config: TrainConfig,
     given: Mapping[str, Any],
-    how: Mapping[str, Any],
+    origin: Mapping[str, Any],
 ) -> Run:
     """Continues a run with stages; settings that a stage has itself win over the given ones.
 
@@ -201,7 +201,7 @@ def _resume_stages(
         path (Path): folder of the run.
         before, config (TrainConfig): its settings, without and with the given ones.
         given (mapping): the given settings, by dotted name.
-        how (mapping): ``env`` and ``trust``, as for :func:`resume`.
+        origin (mapping): ``env`` and ``trust``, as for :func:`resume`.
     """
     from torchrl_marl.training.folder import RunFolder
     from torchrl_marl.training.stages import check_stages, train_stages
@@ -213,34 +213,34 @@ def _resume_stages(
             "or resume a stage by itself."
         )
     stages = stages_of(dataclasses.replace(config, folder=str(path)))
-    check_stages(config, stages, how["env"])
+    check_stages(config, stages, origin["env"])
 
-    def go_on(name: str, folder: Path) -> Run:
-        kept = given.keys() - flatten(unfold(before.stages[name] or {}))
-        return resume(folder, trust=how["trust"], **{key: given[key] for key in kept})
+    def resume_stage(name: str, folder: Path) -> Run:
+        applicable = given.keys() - flatten(unfold(before.stages[name] or {}))
+        return resume(folder, trust=origin["trust"], **{key: given[key] for key in applicable})
 
-    with trusting(how["trust"]):
+    with trusting(origin["trust"]):
         folder = RunFolder(path)
         if config != before:
             write_config(path, config)
-        run = train_stages(folder, stages, go_on)
+        run = train_stages(folder, stages, resume_stage)
     draw(path)
     return run
 
 
-def _check_given(folder: Path, before: TrainConfig, config: TrainConfig) -> None:
+def _check_unchanged_settings(folder: Path, before: TrainConfig, config: TrainConfig) -> None:
     """Refuses settings that differ from those of the run, before anything is built.
 
     Raises:
         ConfigError: a setting differs; the message names each one, and its value in the run.
     """
-    made = None
+    trained_config = None
     if has_checkpoint(folder):
         from torchrl_marl.training.checkpoint import load_latest
 
-        used, state = load_latest(folder, resuming=True)
-        made = settings_of(state, used)
-    check_unchanged(made or before, config, before, folder / "config.yaml")
+        checkpoint_path, state = load_latest(folder, resuming=True)
+        trained_config = settings_of(state, checkpoint_path)
+    check_unchanged(trained_config or before, config, before, folder / "config.yaml")
 
 
 def check_device(config: TrainConfig) -> None:
@@ -295,28 +295,28 @@ def draw(folder: Path) -> None:
             warnings.warn(str(error), stacklevel=2)  # the run is complete without its plot
 
 
-def _prepared(
+def _prepare_config(
     recipe: Recipe, env: Any, overrides: dict[str, Any], callbacks: Sequence[Any] | None
 ) -> tuple[TrainConfig, EnvBase | None]:
-    overrides, given, kind = {**overrides, **_named(callbacks)}, None, None
+    overrides, given, kind = {**overrides, **_callback_overrides(callbacks)}, None, None
     if isinstance(env, Mapping):
         overrides = {**overrides, "env": env}
     elif isinstance(env, str):
-        overrides = {**_environment_of(recipe, *split_name(env)), **overrides}
+        overrides = {**_environment_overrides(recipe, *split_name(env)), **overrides}
     elif env is not None:
         given, kind = env, library_of(env)
         if kind is not None:
             name = getattr(env, "__name__", type(env).__name__)
-            _refuse_beside(
+            _refuse_overrides(
                 overrides, "env.kwargs.", "an environment object, which takes no arguments"
             )
             for key in ("env.randomize", "env.reward_scale", "env.other_play"):
-                _refuse_beside(overrides, key, "an environment object")
-            overrides = {**_environment_of(recipe, kind, name), **overrides}
+                _refuse_overrides(overrides, key, "an environment object")
+            overrides = {**_environment_overrides(recipe, kind, name), **overrides}
         else:
-            _refuse_beside(overrides, "env.", "an environment object")
-    built = given is not None and (kind is None or find_library(kind).one_per_process)
-    config = load_config(recipe, overrides, own_env=built)
+            _refuse_overrides(overrides, "env.", "an environment object")
+    is_prebuilt = given is not None and (kind is None or find_library(kind).one_per_process)
+    config = load_config(recipe, overrides, own_env=is_prebuilt)
     check_compiler_cache()
     check_device(config)
     check_logging(config.logging)
@@ -324,7 +324,7 @@ def _prepared(
     return config, given if given is None else as_environment(given, config.env, config.device)
 
 
-def _named(callbacks: Sequence[Any] | None) -> dict[str, Any]:
+def _callback_overrides(callbacks: Sequence[Any] | None) -> dict[str, Any]:
     """Returns overrides that name the given callbacks."""
     if callbacks is None:
         return {}
@@ -333,7 +333,7 @@ def _named(callbacks: Sequence[Any] | None) -> dict[str, Any]:
     return {"callbacks": names_of(callbacks)}
 
 
-def _refuse_beside(overrides: Mapping[str, Any], idle: str, what: str) -> None:
+def _refuse_overrides(overrides: Mapping[str, Any], idle: str, what: str) -> None:
     """Refuses overrides that have no effect on an environment given by the caller."""
     for key in flatten(unfold(overrides)):
         if key.startswith(idle):
@@ -342,7 +342,7 @@ def _refuse_beside(overrides: Mapping[str, Any], idle: str, what: str) -> None:
             )
 
 
-def _environment_of(recipe: Recipe, library: str, name: str) -> dict[str, Any]:
+def _environment_overrides(recipe: Recipe, library: str, name: str) -> dict[str, Any]:
     """Returns overrides for an environment of a library, with its own time limit if it has one."""
     before = read_config(recipe).env.library
     return flatten({"env": environment_settings(library, name, before)})

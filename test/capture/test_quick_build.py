@@ -36,7 +36,7 @@ def commands(monkeypatch, tmp_path):
 
     found, run = [], build._run
     monkeypatch.setattr(inductor, "_LARGE", 0)
-    monkeypatch.setattr(stored, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(stored, "_cache_folder", lambda: tmp_path)
     monkeypatch.setattr(cpp_builder, "_run_compile_cmd", refuse)
     monkeypatch.setattr(VecISA, "_probe_load", refuse)
     monkeypatch.setattr(build, "_run", lambda command: (found.append(command), run(command)))
@@ -77,10 +77,10 @@ def test_instructions_unknown_to_the_compiler_are_not_used(commands, monkeypatch
         f'exec {get_cpp_compiler()} "$@"\n'
     )
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
-    build._accepted.cache_clear()
+    build._compiler_accepts.cache_clear()
     with config.patch({"cpp.cxx": (str(script),)}):
         run = capture(step, torch.ones(3, 2), torch.ones(2), name="a test")
-    build._accepted.cache_clear()
+    build._compiler_accepts.cache_clear()
     assert len(commands) == 3
     assert not [flag for command in commands for flag in command if flag.startswith("-mavx")]
     for x, y in zip(values(run), values(step)):
@@ -123,10 +123,10 @@ def test_unexpected_code_is_built_by_torch(tmp_path, monkeypatch):
 
         raise CppCompileError(["g++"], "error: unknown construct")
 
-    monkeypatch.setattr(build, "_library", fails)
+    monkeypatch.setattr(build, "_compile_and_link", fails)
     plain, holding = SimpleNamespace(constants={}), SimpleNamespace(constants={"c": 1})
     for graph, wrapper in ((plain, "other"), (holding, WRAPPER), (plain, WRAPPER)):
-        found = build._build(tmp_path, theirs, graph, wrapper, "", None, device_type="cpu")
+        found = build._build_library(tmp_path, theirs, graph, wrapper, "", None, device_type="cpu")
         assert found == "their library"
     assert asked == ["other", WRAPPER, WRAPPER]
 
@@ -149,13 +149,13 @@ def test_failed_quick_build_falls_back_to_torch(tmp_path, monkeypatch, wrapped):
         return str(tmp_path / "theirs.so")
 
     monkeypatch.setattr(torch._inductor, "aot_compile", compile)
-    stored._compile(None, [], {}, tmp_path / "graphs" / "key")
+    stored._compile_graph(None, [], {}, tmp_path / "graphs" / "key")
     assert (tmp_path / "graphs" / "key" / "graph.so").read_bytes() == b"library"
     assert len(tried) == 2 and tried[0] is not tried[1]
 
 
 def test_compiler_flags_are_tried_on_an_empty_program():
-    assert build._accepted("-O1") and not build._accepted("-mno-such-instructions")
+    assert build._compiler_accepts("-O1") and not build._compiler_accepts("-mno-such-instructions")
 
 
 def test_missing_compiler_accepts_no_flags(monkeypatch):
@@ -163,7 +163,7 @@ def test_missing_compiler_accepts_no_flags(monkeypatch):
         raise FileNotFoundError
 
     monkeypatch.setattr(subprocess, "run", run)
-    assert not build._accepted("-O7")
+    assert not build._compiler_accepts("-O7")
 
 
 def test_untested_torch_version_uses_its_own_build(monkeypatch):

@@ -27,7 +27,7 @@ def test_default_recipe_needs_no_compiler(tmp_path):
     script = (
         "import sys, torchrl_marl\n"
         "from torchrl_marl.training import background_compile\n"
-        "background_compile._start = lambda folder: sys.exit('a second process')\n"
+        "background_compile._start_process = lambda folder: sys.exit('a second process')\n"
         "settings = {'execution': 'compile', 'evaluation': {'episodes': 0}}\n"
         "run = torchrl_marl.train(total_frames=9600, **settings)\n"
         "print('torch._inductor.compile_fx' in sys.modules)"
@@ -61,10 +61,10 @@ def test_shipped_graphs_match_locally_compiled_graphs_exactly(tmp_path, monkeypa
             logging={"progress": False},
         )
 
-    monkeypatch.setattr(stored, "_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(stored, "_cache_folder", lambda: tmp_path / "cache")
     brought = trained("brought")
     assert not (tmp_path / "cache").exists()
-    monkeypatch.setattr(stored, "_shipped", lambda *_: None)
+    monkeypatch.setattr(stored, "_find_shipped", lambda *_: None)
     monkeypatch.setattr(background_compile, "_is_shipped", lambda config: True)
     own = trained("own")
     assert len(list((tmp_path / "cache").iterdir())) == 2
@@ -126,8 +126,8 @@ def graph(monkeypatch, tmp_path):
     def compiled(*_):
         raise Compiled
 
-    monkeypatch.setattr(stored, "_folder", lambda: tmp_path / "cache")
-    monkeypatch.setattr(stored, "_compile", compiled)
+    monkeypatch.setattr(stored, "_cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(stored, "_compile_graph", compiled)
     monkeypatch.setattr(shipped, "folder", lambda threads: tmp_path)
     return fx.symbolic_trace(Module())
 
@@ -154,7 +154,7 @@ def wrong_draw(inputs):
 
 @pytest.mark.parametrize("run", [right, wrong_result, wrong_write, wrong_draw])
 def test_shipped_graph_with_wrong_results_is_not_used(monkeypatch, graph, run):
-    monkeypatch.setattr(stored, "_read", lambda folder: (run, 3))
+    monkeypatch.setattr(stored, "_read_graph", lambda folder: (run, 3))
     x, total = torch.ones(2), torch.zeros(2)
     before = torch.get_rng_state()
     if run is right:
@@ -162,7 +162,7 @@ def test_shipped_graph_with_wrong_results_is_not_used(monkeypatch, graph, run):
         assert n_kernels == 3 and total.tolist() == [0, 0]
         assert found(x, total)[1] is total and total.tolist() == [1, 1]
     else:
-        monkeypatch.setattr(stored, "_load", lambda folder: None)
+        monkeypatch.setattr(stored, "_load_graph", lambda folder: None)
         with pytest.raises(Compiled):
             stored.compile_stored(graph, [x, total], {})
         assert torch.equal(before, torch.get_rng_state())
@@ -171,7 +171,7 @@ def test_shipped_graph_with_wrong_results_is_not_used(monkeypatch, graph, run):
 def test_damaged_shipped_graph_is_not_deleted(graph, tmp_path):
     x, total = torch.ones(2), torch.zeros(2)
     module, constants = stored._constants_as_inputs(graph)
-    key = stored._key(module, [x, total], constants, {}, shipped.machine())
+    key = stored._graph_key(module, [x, total], constants, {}, shipped.machine())
     damaged = tmp_path / key / "description.json"
     damaged.parent.mkdir()
     damaged.write_text('{"kernels": 3, "sha256": "0"}')

@@ -13,13 +13,13 @@ import torch
 from torchrl_marl.capture import capture, inductor, stored, trace
 from torchrl_marl.errors import WriteError
 
-FOLDER = stored._folder
+FOLDER = stored._cache_folder
 
 
 @pytest.fixture(autouse=True)
 def folder(monkeypatch, tmp_path):
     monkeypatch.setattr(inductor, "_LARGE", 0)
-    monkeypatch.setattr(stored, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(stored, "_cache_folder", lambda: tmp_path)
     return tmp_path
 
 
@@ -32,7 +32,7 @@ def libraries(tmp_path_factory):
 @pytest.fixture
 def compiled(monkeypatch, libraries):
     """Names of graphs that were compiled instead of loaded."""
-    found, compile, (known, place) = [], stored._compile, libraries
+    found, compile, (known, place) = [], stored._compile_graph, libraries
 
     def compile_once(module, inputs, options, folder):
         found.append(folder.name)
@@ -43,7 +43,7 @@ def compiled(monkeypatch, libraries):
         else:
             shutil.copytree(known[made_of], folder)
 
-    monkeypatch.setattr(stored, "_compile", compile_once)
+    monkeypatch.setattr(stored, "_compile_graph", compile_once)
     return found
 
 
@@ -76,7 +76,7 @@ def test_graph_is_compiled_once_and_matches_eager(compiled):
 
 def test_key_depends_on_graph_constants_inputs_options_and_threads():
     def key(*made_of):
-        return stored._key(*made_of, stored._machine())
+        return stored._graph_key(*made_of, stored._describe_machine())
 
     x, two, three = torch.ones(4, 4), torch.tensor(2.0), torch.tensor(3.0)
     module, other = trace(lambda x: x + 1, x).module, trace(lambda x: x + 2, x).module
@@ -109,12 +109,12 @@ def test_damaged_graph_is_recompiled(folder, compiled):
     for file in ("graph.so", "description.json"):
         copy = folder / file
         shutil.copytree(whole, copy)
-        assert stored._load(copy) is not None
+        assert stored._load_graph(copy) is not None
         data = bytearray((copy / file).read_bytes())
         data[len(data) // 2] ^= 1
         (copy / file).unlink()  # a loaded library is not modified
         (copy / file).write_bytes(data)
-        assert stored._load(copy) is None and not copy.exists()
+        assert stored._load_graph(copy) is None and not copy.exists()
     (whole / "graph.so").unlink()
     assert torch.equal(run_of()(*inputs())[0], update(*inputs())[0])
     assert len(compiled) == 2
@@ -122,7 +122,7 @@ def test_damaged_graph_is_recompiled(folder, compiled):
 
 def test_unwritable_folder_raises(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("no folder")
-    monkeypatch.setattr(stored, "_folder", lambda: tmp_path / "file" / "graphs")
+    monkeypatch.setattr(stored, "_cache_folder", lambda: tmp_path / "file" / "graphs")
     monkeypatch.setattr(torch._inductor, "aot_compile", lambda *_, **__: str(tmp_path / "file"))
     with pytest.raises(WriteError, match="TORCHINDUCTOR_CACHE_DIR to a writable folder"):
         run_of()
@@ -164,10 +164,11 @@ def test_loading_a_graph_does_not_import_the_compiler(folder, compiled):
         "from torchrl_marl.capture import capture, inductor, stored\n"
         "torch.set_num_threads(1)\n"
         "inductor._LARGE = 0\n"
-        "stored._folder = lambda: Path(sys.argv[1])\n"
+        "stored._cache_folder = lambda: Path(sys.argv[1])\n"
         f"{inspect.getsource(update)}{inspect.getsource(inputs)}{inspect.getsource(run_of)}"
         "assert torch.equal(run_of()(*inputs())[0], update(*inputs())[0])\n"
-        "print('torch._inductor.compile_fx' in sys.modules, len(list(stored._folder().iterdir())))"
+        "print('torch._inductor.compile_fx' in sys.modules, "
+        "len(list(stored._cache_folder().iterdir())))"
     )
     command = [sys.executable, "-c", script, str(folder)]
     path = os.pathsep.join(filter(None, sys.path))

@@ -81,7 +81,7 @@ def test_background_compile_imports_nothing_from_current_folder(theirs, tmp_path
     config = small_config(folder=str(tmp_path / "run"), total_frames=80, execution="eager")
     for _ in iterate(config):
         pass
-    process = background_compile._start(tmp_path / "run")
+    process = background_compile._start_process(tmp_path / "run")
     assert process.wait(120) == 0
     process.stdin.close()
 

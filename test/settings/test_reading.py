@@ -28,7 +28,7 @@ from torchrl_marl.settings import (
     settings_of,
     to_yaml,
 )
-from torchrl_marl.settings.files import _loaded
+from torchrl_marl.settings.files import _parse_yaml
 from torchrl_marl.settings.layers import UNFIT, WORD, converted, merged
 
 
@@ -215,7 +215,7 @@ def test_checks_of_fields_and_of_the_whole_config():
 )
 def test_yaml_round_trip(text):
     config = read(Schema, {"name": text, "world.kwargs": {"a": text, "b": [text, 1e-05]}})
-    assert read(Schema, _loaded(to_yaml(config))) == config
+    assert read(Schema, _parse_yaml(to_yaml(config))) == config
 
 
 def test_yaml_lists_all_choices():

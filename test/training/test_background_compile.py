@@ -58,7 +58,7 @@ def many_cores(monkeypatch, tmp_path):
 def commands(monkeypatch):
     """Folders for which a background compile was started."""
     found = []
-    monkeypatch.setattr(background_compile, "_start", lambda folder: found.append(folder))
+    monkeypatch.setattr(background_compile, "_start_process", lambda folder: found.append(folder))
     return found
 
 
@@ -101,10 +101,10 @@ def test_background_compiled_update_is_used(tmp_path, many_cores, monkeypatch):
     process = second.process
     second.wait()
     assert process.returncode == 0
-    monkeypatch.setattr(stored, "_compile", pytest.fail)
+    monkeypatch.setattr(stored, "_compile_graph", pytest.fail)
     training.collector.execution = "trace"  # the step is not tested here
     training.learn_once()
-    training._kept.release()
+    training._run_folder.release()
 
 
 def folder_of(path):
@@ -127,7 +127,7 @@ def test_background_process_ends_with_its_parent(tmp_path):
         "import sys, time\n"
         "from pathlib import Path\n"
         "from torchrl_marl.training import background_compile\n"
-        "print(background_compile._start(Path(sys.argv[1])).pid, flush=True)\n"
+        "print(background_compile._start_process(Path(sys.argv[1])).pid, flush=True)\n"
         "time.sleep(60)\n"
     )
     folder = folder_of(tmp_path / "run")

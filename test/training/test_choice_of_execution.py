@@ -64,8 +64,8 @@ def test_auto_counts_updates_if_the_simulator_is_not_captured():
 
 
 def test_uncapturable_simulator_is_stepped_eagerly_without_warning(tmp_path, monkeypatch, recwarn):
-    monkeypatch.setattr(execution, "_STEPS_THAT_PAY", 1)
-    monkeypatch.setattr(execution, "_compiled", lambda device: "trace")
+    monkeypatch.setattr(execution, "_MIN_STEPS_TO_COMPILE", 1)
+    monkeypatch.setattr(execution, "_compiled_mode", lambda device: "trace")
     env = {"library": "pettingzoo", "name": "mpe2/simple_spread_v3"}
     run = torchrl_marl.train(
         folder=str(tmp_path / "run"), **{**SMALL, "env": {**SMALL["env"], **env}}
@@ -115,7 +115,7 @@ def test_choice_is_written_and_kept_on_resume(tmp_path, monkeypatch):
     run = torchrl_marl.train(folder=str(tmp_path / "run"), **SMALL)
     text = yaml.safe_load((run.folder / "config.yaml").read_text())
     assert text["execution"] == "eager"
-    monkeypatch.setattr(execution, "_STEPS_THAT_PAY", 1)
+    monkeypatch.setattr(execution, "_MIN_STEPS_TO_COMPILE", 1)
     run = torchrl_marl.resume(run.folder, total_frames=32)  # a new run would be compiled
     assert run.config.execution == "eager" and run.summary["frames"] == 32
     run = torchrl_marl.resume(run.folder, execution="trace", total_frames=48)  # explicit setting
@@ -128,5 +128,5 @@ def test_run_without_stored_execution_stays_eager(tmp_path, monkeypatch):
     path = run.folder / "config.yaml"
     lines = path.read_text().splitlines()
     path.write_text("\n".join(x for x in lines if not x.startswith("execution")) + "\n")
-    monkeypatch.setattr(execution, "_STEPS_THAT_PAY", 1)
+    monkeypatch.setattr(execution, "_MIN_STEPS_TO_COMPILE", 1)
     assert torchrl_marl.resume(run.folder, total_frames=32).config.execution == "eager"

@@ -81,12 +81,12 @@ def test_players_in_use_are_not_overwritten(tmp_path):
     league.slots = [Stored(f"p{i}", i, "", active=i < 3) for i in range(5)]
     before = [one.copy_of(i) for one in league.matches.players for i in range(5)]
     when = {"iteration": 9, "frames": 10_000}
-    assert not league._store(training.policy, when, everywhere)
+    assert not league._store_player(training.policy, when, everywhere)
     after = [one.copy_of(i) for one in league.matches.players for i in range(5)]
     assert_equal(after, before)
     for name in ("first", "second"):  # episodes of the last player are over
         everywhere[name, "player"].masked_fill_(everywhere[name, "player"] == 5, 0)
-    assert league._store(training.policy, when, everywhere)
+    assert league._store_player(training.policy, when, everywhere)
     assert league.slots[4].frames == 10_000 and league.slots[4].active
     training.leave()
 
@@ -101,11 +101,11 @@ def test_player_is_stored_as_soon_as_all_others_are_beaten(tmp_path):
     )
     training.begin()
     league = training.league
-    assert not league._due(9_999) and league._due(10_000)
+    assert not league._snapshot_is_due(9_999) and league._snapshot_is_due(10_000)
     league.results.sums[:] = torch.tensor([70.0, 0.0, 100.0, 0.0]).double().view(4, 1, 1)
-    assert not league._due(500)  # 142 of 202 over both seats is less than 0.7029...
+    assert not league._snapshot_is_due(500)  # 142 of 202 over both seats is less than 0.7029...
     league.results.sums[0] = 72.0
-    assert league._due(500)
+    assert league._snapshot_is_due(500)
     training.leave()
 
 

@@ -11,7 +11,7 @@ from runs import small_config
 from torchrl_marl.errors import CheckpointError
 from torchrl_marl.training import Run, iterate
 from torchrl_marl.training.checkpoint import (
-    _not_finite,
+    _first_non_finite,
     damage,
     latest_checkpoint,
     leaves,
@@ -160,12 +160,12 @@ def test_non_finite_values_are_found_without_a_copy(bad, kind):
     fine = torch.ones(3, 4, dtype=kind)
     wrong = fine.clone()
     wrong[2, 1] = bad
-    assert _not_finite({"a": [fine, fine[:0]], "n": torch.arange(3)}, "learners") is None
-    assert _not_finite({"a": [fine, wrong.t()]}, "learners") == "learners.a.1"
+    assert _first_non_finite({"a": [fine, fine[:0]], "n": torch.arange(3)}, "learners") is None
+    assert _first_non_finite({"a": [fine, wrong.t()]}, "learners") == "learners.a.1"
     large = torch.tensor(bad, dtype=kind).expand(1 << 20, 1 << 20)
     before = peak()
-    assert _not_finite([large.t()], "learners") == "learners.0"
-    assert _not_finite([torch.ones((), dtype=kind).expand(1 << 40)], "learners") is None
+    assert _first_non_finite([large.t()], "learners") == "learners.0"
+    assert _first_non_finite([torch.ones((), dtype=kind).expand(1 << 40)], "learners") is None
     assert peak() - before < 100 << 20
 
 

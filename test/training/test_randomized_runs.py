@@ -75,7 +75,7 @@ def test_evaluation_with_given_parameters(tmp_path, capsys):
     assert ['"randomize": {"agent_mass": 4}' in rows[0], '"randomize": true' in rows[1]] == [
         True
     ] * 2
-    run._record({"return_mean": math.nan, "return_std": math.inf, "episodes": 4})
+    run._append_evaluation({"return_mean": math.nan, "return_std": math.inf, "episodes": 4})
     [*_, row] = (run.folder / "evaluations.jsonl").read_text(encoding="utf-8").splitlines()
     assert '"return_mean": null, "return_std": null, "episodes": 4}' in row
     env = run.make_env(2)

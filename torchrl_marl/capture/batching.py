@@ -60,7 +60,7 @@ def batch(groups: Groups, leaves: Sequence[Tensor], n_envs: int) -> fx.GraphModu
     """
     inputs = [x.clone() for x in leaves]
     with torch.no_grad(), GraphRecorder(inputs) as recorder:
-        outputs = _Emission(groups, n_envs, recorder)(*inputs)
+        outputs = _GroupRunner(groups, n_envs, recorder)(*inputs)
     batched = recorder.module(outputs)
     batched.graph.eliminate_dead_code(lambda node: is_random(node.target) or node.is_impure())
     batched.recompile()
@@ -114,7 +114,7 @@ class Groups:
         self._keys: dict[Node, Hashable] = {}
         groups: dict[Hashable, list[Node]] = defaultdict(list)
         for i, node in enumerate(module.graph.nodes):
-            key = self._key(module, node, i)
+            key = self._group_key(module, node, i)
             if key is not None:
                 groups[key].append(node)
                 self._keys[node] = key
@@ -124,7 +124,7 @@ class Groups:
         """Returns the number of operations of a batched graph, without joins and gathers."""
         return sum(group[0].op == "call_function" for group in self.members)
 
-    def _key(self, module: fx.GraphModule, node: Node, i: int) -> Hashable:
+    def _group_key(self, module: fx.GraphModule, node: Node, i: int) -> Hashable:
         """Returns the key of a node's group; None for nodes without work of their own."""
         self._depth[node] = 0
         if node.op == "get_attr":
@@ -132,39 +132,39 @@ class Groups:
         elif filled_with(node) is not None:
             self.constants[node] = torch.full((), filled_with(node), dtype=value_of(node).dtype)
         elif node.op == "placeholder":
-            return "input", *_shapes(value_of(node))
+            return "input", *_describe_shapes(value_of(node))
         elif node.op == "call_function":
             below = max((self._depth[x] for x in node.all_input_nodes), default=0)
             self._depth[node] = below + (node.target not in _PARTS)
             if is_random(node.target):  # draws keep their order
                 self._last_draw = self._depth[node] = max(self._depth[node], self._last_draw + 1)
             if node.target not in (*_PARTS, *_SEVERAL):
-                own: Hashable = i if is_random(node.target) or _promotes(node) else None
+                own: Hashable = i if is_random(node.target) or _scalars_decide_dtype(node) else None
                 if node.target in _VIEWS:
                     own = self._keys.get(node.args[0])
-                return self._depth[node], node.target, _static((node.args, node.kwargs)), own
+                return self._depth[node], node.target, _comparable((node.args, node.kwargs)), own
         return None
 
 
-def _shapes(value: Any) -> tuple:
+def _describe_shapes(value: Any) -> tuple:
     return tuple((tuple(x.shape), x.dtype, x.device) for x in pytree.tree_leaves(value))
 
 
-def _static(x: Any) -> Hashable:
+def _comparable(x: Any) -> Hashable:
     """Returns arguments in a form to compare, with shapes instead of nodes."""
     if isinstance(x, fx.Node):
-        return _shapes(value_of(x))
+        return _describe_shapes(value_of(x))
     if isinstance(x, (list, tuple)):
-        return tuple(map(_static, x))
+        return tuple(map(_comparable, x))
     if isinstance(x, dict):
-        return tuple((key, _static(value)) for key, value in sorted(x.items()))
+        return tuple((key, _comparable(value)) for key, value in sorted(x.items()))
     return type(x), repr(x)
 
 
 Place = tuple[Hashable, int]
 
 
-class _Emission:
+class _GroupRunner:
     """Function of the graph's inputs that runs each group once.
 
     A *stack* ``[k, ...]`` holds the values of several nodes. The place of a node is the key of its
@@ -185,7 +185,7 @@ class _Emission:
             self.places.update((node, (key, row)) for row, node in enumerate(group))
             self.stacks[key] = self._stack_of(group)
         (output,) = self.graph.find_nodes(op="output")
-        return [self._owned(node) for node in output.args[0]]
+        return [self._own_memory(node) for node in output.args[0]]
 
     def _stack_of(self, group: list[Node]) -> Any:
         """Runs a group, and returns the stack of its values."""
@@ -194,15 +194,15 @@ class _Emission:
             inputs = [self.single[node] for node in group]
             return torch.stack(inputs) if len(group) > 1 else inputs[0].unsqueeze(0)
         if first.target in _JOINS:
-            return self._joined(group)
+            return self._join_group(group)
         operands = zip(*(_operands(node) for node in group))
-        found = [self._many(nodes) for nodes in operands]
+        found = [self._stack_values(nodes) for nodes in operands]
         values, stacked = [x for x, _ in found], [several for _, several in found]
         if first.target is ordered_sum and stacked[0]:
             return ordered_sum(values[0], first.args[1] + 1)
         if first.target in REDUCTIONS:
             values = [x.contiguous() for x in values]
-        run = _call(first)
+        run = _as_function(first)
         if any(stacked) and _is_elementwise(first):
             return self._elementwise(first, values, stacked)
         if any(stacked):
@@ -227,33 +227,33 @@ class _Emission:
         ]
         shape = value_of(first).shape
         envs = next((i for i in range(1, n_dims + 1) if shape[i - 1] == self.n_envs), n_dims)
-        return _call(first)(*(x.movedim(envs, -1) for x in shaped)).movedim(-1, envs)
+        return _as_function(first)(*(x.movedim(envs, -1) for x in shaped)).movedim(-1, envs)
 
-    def _owned(self, node: Node) -> Tensor:
+    def _own_memory(self, node: Node) -> Tensor:
         """Returns an output in memory of its own, with the recorded order of its elements."""
         order = memory_order(value_of(node))
-        own = self._one(node).permute(order).clone(memory_format=torch.contiguous_format)
+        own = self._single_value(node).permute(order).clone(memory_format=torch.contiguous_format)
         return own.permute([order.index(dim) for dim in range(len(order))])
 
     # ------------------------------------------------------------------------------ single values
 
-    def _place(self, node: Node) -> Place:
+    def _find_place(self, node: Node) -> Place:
         if node not in self.places:
             if node.target is _aten.clone.default:
-                self.places[node] = self._place(node.args[0])
+                self.places[node] = self._find_place(node.args[0])
             elif node.target is _aten.select.int:
-                self.places[node] = self._selected(*node.args)
+                self.places[node] = self._select_slices(*node.args)
             elif node.args[0].target in _SEVERAL:
-                self.places[node] = self._part(node.args[0], node.args[1])
+                self.places[node] = self._split_part(node.args[0], node.args[1])
             else:
-                key, row = self._place(node.args[0])
+                key, row = self._find_place(node.args[0])
                 self.stacks["item", key, node.args[1]] = self.stacks[key][node.args[1]]
                 self.places[node] = ("item", key, node.args[1]), row
         return self.places[node]
 
-    def _selected(self, whole: Node, dim: int, i: int) -> Place:
+    def _select_slices(self, whole: Node, dim: int, i: int) -> Place:
         """Places all slices of a stack along a dim in one stack."""
-        shape, (key, row) = value_of(whole).shape, self._place(whole)
+        shape, (key, row) = value_of(whole).shape, self._find_place(whole)
         dim, size = dim % len(shape), shape[dim]
         slices = "slices", key, dim
         if slices not in self.stacks:
@@ -261,10 +261,10 @@ class _Emission:
             self.stacks[slices] = x.reshape(-1, *x.shape[2:])
         return slices, row * size + i % size
 
-    def _part(self, several: Node, i: int) -> Place:
+    def _split_part(self, several: Node, i: int) -> Place:
         """Places all parts of a split of the same size in one stack."""
-        whole, dim, sizes = _split(several)
-        key, row = self._place(whole)
+        whole, dim, sizes = _split_arguments(several)
+        key, row = self._find_place(whole)
         same = [j for j, size in enumerate(sizes) if size == sizes[i]]
         parts = "parts", key, several.target, dim, sizes[i], tuple(same)
         if parts not in self.stacks:
@@ -276,13 +276,13 @@ class _Emission:
             self.stacks[parts] = x.squeeze(1) if unbound else x.movedim(1, dim + 1)
         return parts, row * len(same) + same.index(i)
 
-    def _one(self, node: Node) -> Tensor:
+    def _single_value(self, node: Node) -> Tensor:
         if node.target is _aten.clone.default:
-            return self._one(node.args[0])
+            return self._single_value(node.args[0])
         if node in self.constants:
             return self._constant(("one", node), lambda: self._value(node))
         if node not in self.single:
-            key, row = self._place(node)
+            key, row = self._find_place(node)
             self.single[node] = self.stacks[key].select(0, row)
         return self.single[node]
 
@@ -298,21 +298,21 @@ class _Emission:
 
     # ------------------------------------------------------------------------------------- stacks
 
-    def _many(self, nodes: Sequence[Node]) -> tuple[Tensor, bool]:
+    def _stack_values(self, nodes: Sequence[Node]) -> tuple[Tensor, bool]:
         """Returns the values of several nodes, and whether they are stacked or all the same."""
         if all(node is nodes[0] for node in nodes):
-            return self._one(nodes[0]), False
+            return self._single_value(nodes[0]), False
         if all(node in self.constants for node in nodes):
             return self._constants(nodes), True
         places = [
-            (("constant", node), 0) if node in self.constants else self._place(node)
+            (("constant", node), 0) if node in self.constants else self._find_place(node)
             for node in nodes
         ]
         keys = list(dict.fromkeys(key for key, _ in places))
         if len(keys) == 1:
             return self._rows(self.stacks[keys[0]], [row for _, row in places]), True
         if len(keys) == len(nodes):
-            return self._cat([self._one(node).unsqueeze(0) for node in nodes], 0), True
+            return self._cat([self._single_value(node).unsqueeze(0) for node in nodes], 0), True
         return self._rows_of_several(keys, places), True
 
     def _rows_of_several(self, keys: list[Hashable], places: list[Place]) -> Tensor:
@@ -326,7 +326,7 @@ class _Emission:
 
     def _stack(self, key: Any) -> Tensor:
         if isinstance(key, tuple) and key[0] == "constant":
-            return self._one(key[1]).unsqueeze(0)
+            return self._single_value(key[1]).unsqueeze(0)
         return self.stacks[key]
 
     def _constants(self, nodes: Sequence[Node]) -> Tensor:
@@ -340,7 +340,7 @@ class _Emission:
         rows = self._constant(("numbers", *nodes), lambda: torch.stack(values))
         return rows.reshape(-1, *(1 for _ in shape)).expand(-1, *shape)
 
-    def _joined(self, group: list[Node]) -> Tensor:
+    def _join_group(self, group: list[Node]) -> Tensor:
         """Returns the stack of several ``cat`` or ``stack``; runs of equal shapes are joined once.
 
         Shapes:
@@ -348,15 +348,15 @@ class _Emission:
         """
         first, k = group[0], len(group)
         dim: int = (first.args[1] if len(first.args) > 1 else 0) % value_of(first).ndim
-        shapes = [_shapes(value_of(x)) for x in first.args[0]]
+        shapes = [_describe_shapes(value_of(x)) for x in first.args[0]]
         starts = [i for i in range(len(shapes)) if not i or shapes[i] != shapes[i - 1]]
         if len(starts) > _MANY_RUNS:
-            features = self._joined_features(group, dim)
+            features = self._join_features(group, dim)
             if features is not None:
                 return features
         joined = []
         for start, end in zip(starts, [*starts[1:], len(shapes)]):
-            x, stacked = self._many([p for node in group for p in node.args[0][start:end]])
+            x, stacked = self._stack_values([p for node in group for p in node.args[0][start:end]])
             x = x if stacked else x.expand(k * (end - start), *x.shape)
             x = x.reshape(k, end - start, *x.shape[1:]).movedim(1, dim + 1)
             if first.target is _aten.cat.default:
@@ -364,7 +364,7 @@ class _Emission:
             joined.append(x)
         return joined[0] if len(joined) == 1 else self._cat(joined, dim + 1)
 
-    def _joined_features(self, group: list[Node], dim: int) -> Tensor | None:
+    def _join_features(self, group: list[Node], dim: int) -> Tensor | None:
         """Returns the stack of several ``cat`` of features, gathered at once from all operands.
 
         Returns None if the operands are no features of envs, or hold many others beside these.
@@ -378,7 +378,9 @@ class _Emission:
             return None
         if any(shape[1 - dim] != self.n_envs for shape in shapes):
             return None
-        places = [(("constant", x), 0) if x in self.constants else self._place(x) for x in parts]
+        places = [
+            (("constant", x), 0) if x in self.constants else self._find_place(x) for x in parts
+        ]
         stacks = {key: self._stack(key).movedim(2 - dim, -1) for key in dict(places)}
         starts, n_rows = {}, 0
         for key, x in stacks.items():
@@ -433,14 +435,14 @@ def _is_elementwise(node: Node) -> bool:
     return torch.Tag.pointwise in node.target.tags and isinstance(value, Tensor) and value.ndim > 0
 
 
-def _promotes(node: Node) -> bool:
+def _scalars_decide_dtype(node: Node) -> bool:
     """Returns whether the dtype of the result depends on which operands are scalars."""
     described = pytree.tree_leaves([value_of(x) for x in _operands(node)])
     dtypes = {x.dtype for x in described} - {torch.bool}
     return len(dtypes) > 1 and any(not x.ndim for x in described)
 
 
-def _call(node: Node) -> Callable[..., Any]:
+def _as_function(node: Node) -> Callable[..., Any]:
     """Returns a node's operation as a function of its operands."""
 
     def run(*operands: Tensor) -> Any:
@@ -451,7 +453,7 @@ def _call(node: Node) -> Callable[..., Any]:
     return run
 
 
-def _split(several: Node) -> tuple[Node, int, list[int]]:
+def _split_arguments(several: Node) -> tuple[Node, int, list[int]]:
     """Returns what is split, along which dim, and the sizes of the parts."""
     whole, *rest = several.args
     unbound = several.target is _aten.unbind.int

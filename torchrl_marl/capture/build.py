@@ -64,8 +64,8 @@ def quick_build() -> Iterator[None]:
     vectors: Any = VecISA
     theirs, tested = vars(compiler)["compile"], vectors.check_build
     with tempfile.TemporaryDirectory() as folder:
-        compiler.compile = functools.partial(_build, Path(folder), compiler.compile)
-        vectors.check_build = lambda isa, code: _accepted(isa.build_arch_flags())
+        compiler.compile = functools.partial(_build_library, Path(folder), compiler.compile)
+        vectors.check_build = lambda isa, code: _compiler_accepts(isa.build_arch_flags())
         try:
             yield
         finally:
@@ -85,7 +85,7 @@ def forget_vectors() -> None:
 
 
 @functools.cache
-def _accepted(flags: str) -> bool:
+def _compiler_accepts(flags: str) -> bool:
     """Returns whether the C++ compiler accepts flags, on an empty program."""
     from torch._inductor.cpp_builder import get_cpp_compiler
 
@@ -95,7 +95,7 @@ def _accepted(flags: str) -> bool:
     return False
 
 
-def _build(
+def _build_library(
     folder: Path,
     theirs: Callable[..., Any],
     graph: Any,
@@ -110,7 +110,7 @@ def _build(
     small = _with_own_runtime(wrapper)
     if small is not None and not graph.constants and more.get("device_type") == "cpu":
         with contextlib.suppress(CppCompileError):
-            return _library(folder, small, kernels, operators)
+            return _compile_and_link(folder, small, kernels, operators)
     return theirs(graph, wrapper, kernels, operators, **more)
 
 
@@ -125,7 +125,7 @@ def _with_own_runtime(wrapper: str) -> str | None:
     return f"{runtime}{code['kernels']}namespace torch::aot_inductor {{\n{function}"
 
 
-def _library(folder: Path, wrapper: str, kernels: str, operators: str | None) -> str:
+def _compile_and_link(folder: Path, wrapper: str, kernels: str, operators: str | None) -> str:
     """Writes and compiles the two parts of the code at the same time, and links them."""
     sources = {"wrapper": wrapper, "kernels": kernels}
     for name, text in sources.items():
@@ -133,16 +133,18 @@ def _library(folder: Path, wrapper: str, kernels: str, operators: str | None) ->
     if operators:
         (folder / "graph.json").write_text(operators, encoding="utf-8")
     commands = [
-        _command(folder, name, f"{name}.cpp", compile_only=True, min_optimize=name == "wrapper")
+        _compiler_command(
+            folder, name, f"{name}.cpp", compile_only=True, min_optimize=name == "wrapper"
+        )
         for name in sources
     ]
     with ThreadPoolExecutor(len(commands)) as pool:
         list(pool.map(_run, commands))
-    _run(_command(folder, "graph", *(f"{name}.o" for name in sources)))
+    _run(_compiler_command(folder, "graph", *(f"{name}.o" for name in sources)))
     return str(folder / "graph.so")
 
 
-def _command(folder: Path, name: str, *sources: str, **options: Any) -> list[str]:
+def _compiler_command(folder: Path, name: str, *sources: str, **options: Any) -> list[str]:
     from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
     from torch._inductor.cpu_vec_isa import pick_vec_isa
 

@@ -45,11 +45,13 @@ def sum_chains(module: fx.GraphModule) -> fx.GraphModule:
     graph = fx.Graph()
     new: dict[Node, Node] = {}
     graph.output(graph.graph_copy(module.graph, new))
-    for last in [node for node in module.graph.nodes if _is_link(node) and not _goes_on(node)]:
+    for last in [
+        node for node in module.graph.nodes if _is_link(node) and not _feeds_one_sum(node)
+    ]:
         summands = _summands(last)
         if len(summands) > _SHORTEST:
             with graph.inserting_before(new[last]):
-                total = _sum(graph, [(new[x], minus) for x, minus in summands])
+                total = _emit_sum(graph, [(new[x], minus) for x, minus in summands])
             new[last].replace_all_uses_with(total)
     graph.eliminate_dead_code(lambda node: node.is_impure())
     return _LazyGraphModule(module, graph)
@@ -66,7 +68,7 @@ def _is_link(node: Node) -> bool:
     return same and first.dtype == second.dtype == torch.float32
 
 
-def _goes_on(node: Node) -> bool:
+def _feeds_one_sum(node: Node) -> bool:
     """Returns whether only one operation reads a node, which adds something to it."""
     if len(node.users) != 1:
         return False
@@ -81,12 +83,12 @@ def _summands(last: Node) -> list[tuple[Node, bool]]:
     while True:
         found.append((node.args[1], node.target is _aten.sub.Tensor))
         before = node.args[0]
-        if not (_is_link(before) and _goes_on(before)):
+        if not (_is_link(before) and _feeds_one_sum(before)):
             return [(before, False), *reversed(found)]
         node = before
 
 
-def _sum(graph: fx.Graph, summands: list[tuple[Node, bool]]) -> Node:
+def _emit_sum(graph: fx.Graph, summands: list[tuple[Node, bool]]) -> Node:
     like = value_of(summands[0][0])
 
     def add(target: Any, args: tuple, *rows: int) -> Node:

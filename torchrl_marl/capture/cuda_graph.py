@@ -132,7 +132,7 @@ class CudaGraph:
         """Discards the graph, for example after parameters were replaced."""
         self._n_calls = 0
         self._signatures: list[tuple] = []
-        self._given: list[Tensor | None] = []
+        self._seen_inputs: list[Tensor | None] = []
         self._inputs: list[Tensor] = []
         self._addresses: list[int] = []
         self._moving: set[int] = set()
@@ -148,26 +148,26 @@ class CudaGraph:
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
         """Runs the function without gradients."""
         if not self._signatures:
-            self._begin(inputs)
+            self._set_up_inputs(inputs)
         assert self._recorder is not None
-        moved = self._moved(inputs)
+        moved = self._find_moved_inputs(inputs)
         self._moving |= moved
         self._n_calls += 1
         if self._n_calls <= self.warmup:
-            self._hold(inputs)
+            self._keep_inputs(inputs)
             return list(self._recorder.warm_up(self._function, inputs))
         if moved or self._replay is None:
             self._record(self._recorder, inputs)
         assert self._replay is not None
-        _copy([self._inputs[i] for i in self._in], [inputs[i] for i in self._in])
+        _copy([self._inputs[i] for i in self._buffered], [inputs[i] for i in self._buffered])
         self._replay()
-        _copy([inputs[i] for i in self._back], [self._inputs[i] for i in self._back])
+        _copy([inputs[i] for i in self._copied_back], [self._inputs[i] for i in self._copied_back])
         return [
             inputs[i] if i is not None else x.clone() if self._clones else x
             for i, x in zip(self._is_input, self._outputs)
         ]
 
-    def _begin(self, inputs: Sequence[Tensor]) -> None:
+    def _set_up_inputs(self, inputs: Sequence[Tensor]) -> None:
         devices = {x.device for x in inputs}
         on_gpu = all(device.type == "cuda" for device in devices)
         if len(devices) != 1 or (self._recorder is None and not on_gpu):
@@ -177,9 +177,9 @@ class CudaGraph:
             )
         self._recorder = self._recorder or CudaRecorder(inputs[0].device)
         self._signatures = list(map(_signature, inputs))
-        self._hold(inputs)
+        self._keep_inputs(inputs)
 
-    def _moved(self, inputs: Sequence[Tensor]) -> set[int]:
+    def _find_moved_inputs(self, inputs: Sequence[Tensor]) -> set[int]:
         """Returns the inputs with an address that changed for the first time; checks all shapes."""
         if len(inputs) != len(self._signatures):
             raise CaptureError(
@@ -188,7 +188,7 @@ class CudaGraph:
             )
         moved = set()
         # A fast path: there may be hundreds of parameters, and most have not changed.
-        for i, (x, given, address) in enumerate(zip(inputs, self._given, self._addresses)):
+        for i, (x, given, address) in enumerate(zip(inputs, self._seen_inputs, self._addresses)):
             if x is given and x.data_ptr() == address:
                 continue
             now, then = _signature(x), self._signatures[i]
@@ -201,17 +201,17 @@ class CudaGraph:
                 moved.add(i)
         return moved
 
-    def _hold(self, inputs: Sequence[Tensor]) -> None:
+    def _keep_inputs(self, inputs: Sequence[Tensor]) -> None:
         # Aliases keep the memory allocated, even if the caller replaces a parameter's `data`, so
         # that no later input can get the same address.
         self._inputs = [x.detach() for x in inputs]
         self._addresses = [x.data_ptr() for x in inputs]
-        self._given = [None if i in self._moving else x for i, x in enumerate(inputs)]
+        self._seen_inputs = [None if i in self._moving else x for i, x in enumerate(inputs)]
 
     def _record(self, recorder: Recorder, inputs: Sequence[Tensor]) -> None:
         self._replay = None
         self._outputs = ()  # frees the memory of an earlier graph
-        self._hold(inputs)
+        self._keep_inputs(inputs)
         written = range(len(inputs)) if self._mutated is None else self._mutated
         self._refuse_overlaps(written)
         for i in self._moving:
@@ -219,16 +219,16 @@ class CudaGraph:
             self._inputs[i] = torch.empty_strided(
                 x.shape, x.stride(), dtype=x.dtype, device=x.device
             )
-        self._in = self.buffered
-        self._back = [i for i in self._in if i in written]
+        self._buffered = self.buffered
+        self._copied_back = [i for i in self._buffered if i in written]
         try:
             self._outputs, replay = recorder.record(self._function, self._inputs)
         except RuntimeError as error:
             raise CaptureError(
                 f"{self.name} cannot be recorded as a CUDA graph: {error}"
             ) from error
-        places = {_place(x): i for i, x in enumerate(self._inputs)}
-        self._is_input = [places.get(_place(x)) for x in self._outputs]
+        places = {_memory_key(x): i for i, x in enumerate(self._inputs)}
+        self._is_input = [places.get(_memory_key(x)) for x in self._outputs]
         self._replay = replay
         self.n_recorded += 1
 
@@ -267,17 +267,17 @@ def written_inputs(module: fx.GraphModule) -> set[int]:
             given = [*zip(arguments, node.args), *((named[k], x) for k, x in node.kwargs.items())]
             for argument, value in given:
                 if argument.alias_info is not None:
-                    places = _places(value, behind)
+                    places = _input_indices(value, behind)
                     behind.setdefault(node, set()).update(places)
                     written |= places if argument.alias_info.is_write else set()
         else:
-            behind[node] = _places((node.args, node.kwargs), behind)
+            behind[node] = _input_indices((node.args, node.kwargs), behind)
             if node.op != "output" and node.target is not operator.getitem:
                 written |= behind[node]  # unknown operations may write
     return written
 
 
-def _places(value: Any, behind: dict[fx.Node, set[int]]) -> set[int]:
+def _input_indices(value: Any, behind: dict[fx.Node, set[int]]) -> set[int]:
     nodes = [x for x in pytree.tree_leaves(value) if isinstance(x, fx.Node)]
     return set().union(*(behind.get(node, set()) for node in nodes))
 
@@ -293,7 +293,7 @@ def _description(signature: tuple) -> str:
     return f"{dtype} {list(shape)} (strides {list(strides)}) on {device}"
 
 
-def _place(x: Tensor) -> tuple:
+def _memory_key(x: Tensor) -> tuple:
     return x.data_ptr(), _signature(x)
 
 

@@ -91,12 +91,18 @@ def _libraries_load() -> bool:
 
 @contextlib.contextmanager
 def _compiling() -> Iterator[None]:
-    with _cacheable(), _uninterrupted(), _quick_index_analysis(), _without_hints(), _one_table():
+    with (
+        _cacheable(),
+        _pause_garbage_collection(),
+        _quick_index_analysis(),
+        _without_hints(),
+        _cache_dtype_table(),
+    ):
         yield
 
 
 @contextlib.contextmanager
-def _one_table() -> Iterator[None]:
+def _cache_dtype_table() -> Iterator[None]:
     """Lets the compiler make its table of dtypes once, not for every operation of every kernel."""
     from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
 
@@ -117,7 +123,7 @@ def _one_table() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
+def _pause_garbage_collection() -> Iterator[None]:
     """Pauses garbage collection, which would take a tenth of the compilation time."""
     if not gc.isenabled():
         yield
@@ -265,8 +271,8 @@ def rewrite_for_cpu(module: fx.GraphModule) -> fx.GraphModule:
     """
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
-    _gather_once(graph, written_inputs(module))
-    _one_by_one(graph)
+    _merge_gathers(graph, written_inputs(module))
+    _split_norms(graph)
     for node in list(graph.nodes):
         rewrite = _REWRITES.get(node.target)
         if rewrite is not None and _is_float32(node):
@@ -350,7 +356,7 @@ def _is_tall(node: fx.Node) -> bool:
     return n_rows >= _TALL and n_columns % 16 == 0 and torch.backends.mkldnn.is_available()
 
 
-def _one_by_one(graph: fx.Graph) -> None:
+def _split_norms(graph: fx.Graph) -> None:
     """Replaces the norms of a list of tensors, which the compiler cannot fuse, by one norm each."""
     for node in graph.find_nodes(op="call_function", target=_aten._foreach_norm.Scalar):
         tensors, *order = node.args
@@ -363,7 +369,7 @@ def _one_by_one(graph: fx.Graph) -> None:
         graph.erase_node(node)
 
 
-def _gather_once(graph: fx.Graph, written: set[int]) -> None:
+def _merge_gathers(graph: fx.Graph, written: set[int]) -> None:
     """Merges all operations that select rows with the same index into one operation.
 
     Rows of which some agents are selected later stay with the compiler, which then reads only these

@@ -72,7 +72,7 @@ class _Tag:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Selection:
     """All rows that an index could select, and the mask that selects from them."""
 
     rows: Tensor
@@ -90,19 +90,23 @@ class MaskedRows:
         self._watch = watch
         # Tensors are held, so that their ids are not reused.
         self._tags: dict[int, tuple[Tensor, _Tag]] = {}
-        self._masks_of_places: dict[int, Tensor] = {}
+        self._masks_of_positions: dict[int, Tensor] = {}
 
     # --------------------------------------------------------------------- reading and writing
 
     def read(self, x: Tensor, index: Any) -> Any:
         """Reads ``x[index]``."""
-        parts = self._parts(index)
+        parts = self._index_parts(index)
         mask = self._changing_mask(parts)
         if mask is None:
-            rows = x[self._static(x, parts)]
+            rows = x[self._fixed_index(x, parts)]
             tag = self._tag_of(x)
-            return rows if tag is None else self._tagged(rows, tag, rows.ndim - self._before(x))
-        place = self._place(x, parts, mask)
+            return (
+                rows
+                if tag is None
+                else self._attach_tag(rows, tag, rows.ndim - self._n_row_dims(x))
+            )
+        place = self._select(x, parts, mask)
         # The layout of eager indexing, on which the rounding of norms depends.
         rows = place.rows.clone(memory_format=torch.contiguous_format)
         self._tags[id(rows)] = rows, place.tag
@@ -110,19 +114,19 @@ class MaskedRows:
 
     def write(self, x: Tensor, index: Any, value: Any) -> None:
         """Writes ``x[index] = value``."""
-        parts = self._parts(index)
+        parts = self._index_parts(index)
         mask = self._changing_mask(parts)
         if mask is None:
-            static, of_x = self._static(x, parts), self._tag_of(x)
+            static, of_x = self._fixed_index(x, parts), self._tag_of(x)
             if of_x is not None:
                 target = x[static]
-                of_x = of_x.with_after(target.ndim - self._before(x))
+                of_x = of_x.with_after(target.ndim - self._n_row_dims(x))
                 self._check_written(target, of_x, value)
             else:
                 self.refuse(value)
             x[static] = value
             return
-        place = self._place(x, parts, mask)
+        place = self._select(x, parts, mask)
         target, tag = place.rows, place.tag
         self._check_written(target, tag, value)
         if not isinstance(value, Tensor):
@@ -137,7 +141,7 @@ class MaskedRows:
             return
         own = self._tag_of(value)
         if own is None:
-            if tag is not None and not _one_for_all(value, tag.after):
+            if tag is not None and not _is_broadcast(value, tag.after):
                 raise self.refusal("rows that do not come from the same mask are written")
         elif tag is None or own.number != tag.number:
             raise self.refusal("rows chosen by another mask are written")
@@ -149,7 +153,7 @@ class MaskedRows:
     def apply(self, func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         """Calls a function; raises an error if it would not treat selected rows one by one."""
         name = getattr(func, "__name__", str(func))
-        places = self._places_of_changing(name, args, kwargs)
+        places = self._select_positions(name, args, kwargs)
         if places is not None:
             return places
         if not self._tags:
@@ -163,11 +167,11 @@ class MaskedRows:
             raise self.refusal("rows chosen by two masks meet")
         if func in BY_ROW and "out" not in kwargs:
             self._check_by_row(name, tensors, tags, args)
-            return self._retagged(func(*args, **kwargs), tag, tag.after)
+            return self._attach_tags(func(*args, **kwargs), tag, tag.after)
         if func in JOINING and all(other.after == tag.after for other in tags):
             return self._join(func, name, args, kwargs, tensors, tag)
         if len(tensors) == 1 and func in REDUCING | RESHAPING and "out" not in kwargs:
-            return self._along_dims(func, name, args, kwargs, tag)
+            return self._apply_along_dims(func, name, args, kwargs, tag)
         raise self.refusal(f"{name} of rows chosen by a mask")
 
     def _check_by_row(self, name: str, tensors: list, tags: list, args: tuple) -> None:
@@ -175,7 +179,7 @@ class MaskedRows:
         others = [x for x in tensors if self._tag_of(x) is None]
         if any(tag.after != after for tag in tags):
             raise self.refusal("rows of different dims chosen by a mask meet")
-        if not all(_one_for_all(x, after) for x in others):
+        if not all(_is_broadcast(x, after) for x in others):
             raise self.refusal("rows chosen by a mask meet other rows")
         if writes_to_first(name) and self._tag_of(args[0]) is None:
             raise self.refusal(f"{name} writes rows chosen by a mask to other rows")
@@ -184,34 +188,34 @@ class MaskedRows:
         """Applies ``torch.stack`` or ``torch.cat`` along a dim after the rows."""
         dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
         stacks = name == "stack"
-        dim = self._behind(tensors[0], tag, dim, new=stacks)
+        dim = self._dim_from_end(tensors[0], tag, dim, new=stacks)
         if dim is None or any(self._tag_of(x) is None for x in tensors):
             raise self.refusal(f"{name} of rows chosen by a mask")
-        return self._retagged(func(args[0], dim=dim), tag, tag.after + stacks)
+        return self._attach_tags(func(args[0], dim=dim), tag, tag.after + stacks)
 
-    def _along_dims(self, func, name, args, kwargs, tag) -> Any:
+    def _apply_along_dims(self, func, name, args, kwargs, tag) -> Any:
         x, dims = args[0], dims_of(name, args, kwargs)
         if dims is None and name in ("any", "all", "sum"):
             return self._reduce_rows(func, name, x, tag)
         new = inserted_dim(name)
-        behind = [self._behind(x, tag, dim, new=new) for dim in dims or ()]
+        behind = [self._dim_from_end(x, tag, dim, new=new) for dim in dims or ()]
         # Eager indexing counts the rows of a mask with more dims differently.
         countable = tag.mask.ndim == 1 or all(dim < 0 for dim in dims or ())
         if not behind or None in behind or not countable:
             raise self.refusal(f"{name} over the rows that a mask chose")
         result = func(*args, **kwargs)
         first = pytree.tree_leaves(result)[0]
-        return self._retagged(result, tag, tag.after + first.ndim - x.ndim)
+        return self._attach_tags(result, tag, tag.after + first.ndim - x.ndim)
 
     def _reduce_rows(self, func, name: str, x: Tensor, tag: _Tag) -> Tensor:
         """Reduces over all rows; rows that are not selected count as the neutral element."""
         if name == "sum" and (x.is_floating_point() or x.is_complex()):
             raise self.refusal("the sum of rows chosen by a mask, which depends on their order")
-        self._check_unchanged(tag)
+        self._check_mask_unchanged(tag)
         neutral = torch.where(tag.wide(), x, torch.full_like(x, name == "all"))
         return func(neutral)
 
-    def _behind(self, x: Tensor, tag: _Tag, dim: Any, *, new: bool) -> int | None:
+    def _dim_from_end(self, x: Tensor, tag: _Tag, dim: Any, *, new: bool) -> int | None:
         """Returns a dim counted from the end; None if it is one of the dims that index the rows."""
         if not isinstance(dim, int):
             return None
@@ -219,7 +223,7 @@ class MaskedRows:
         dim = dim if dim < 0 else dim - eager
         return dim if -(tag.after + new) <= dim < 0 else None
 
-    def _places_of_changing(self, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _select_positions(self, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Returns ``torch.where(mask)`` or ``mask.nonzero(as_tuple=True)`` as selected rows."""
         selects = (name == "where" and len(args) == 1 and not kwargs) or (
             name == "nonzero" and (kwargs.get("as_tuple") or args[1:] == (True,))
@@ -231,27 +235,27 @@ class MaskedRows:
             return None
         rows = torch.arange(len(mask), device=mask.device)
         self._tags[id(rows)] = rows, self._tag(mask, self._watch.number(mask), 0)
-        self._masks_of_places[id(rows)] = mask
+        self._masks_of_positions[id(rows)] = mask
         return (rows,)
 
     # -------------------------------------------------------------------------------- indices
 
-    def _parts(self, index: Any) -> tuple:
+    def _index_parts(self, index: Any) -> tuple:
         parts = index if isinstance(index, tuple) else (index,)
-        return tuple(self._mask_of_places(part) for part in parts)
+        return tuple(self._mask_of_positions(part) for part in parts)
 
-    def _mask_of_places(self, part: Any) -> Any:
-        mask = self._masks_of_places.get(id(part))
+    def _mask_of_positions(self, part: Any) -> Any:
+        mask = self._masks_of_positions.get(id(part))
         if mask is None:
             return part
         tag = self._tag_of(part)
         assert tag is not None
-        self._check_unchanged(tag)
+        self._check_mask_unchanged(tag)
         return mask
 
     def _changing_mask(self, parts: tuple) -> int | None:
         """Returns where in an index a mask stands that changes between runs, or None."""
-        masks = [i for i, part in enumerate(parts) if is_mask(part) and self._changes(part)]
+        masks = [i for i, part in enumerate(parts) if is_mask(part) and self._may_change(part)]
         if not masks:
             return None
         if len(masks) > 1:
@@ -261,10 +265,10 @@ class MaskedRows:
             raise self.refusal("a mask and a tensor in one index")
         return masks[0]
 
-    def _changes(self, mask: Tensor) -> bool:
+    def _may_change(self, mask: Tensor) -> bool:
         return self._tag_of(mask) is not None or self._watch.depends(mask)
 
-    def _place(self, x: Tensor, parts: tuple, i: int) -> _Place:
+    def _select(self, x: Tensor, parts: tuple, i: int) -> _Selection:
         mask, before, behind = parts[i], parts[:i], parts[i + 1 :]
         of_x, of_mask = self._tag_of(x), self._tag_of(mask)
         number: Hashable = self._watch.number(mask)
@@ -273,9 +277,9 @@ class MaskedRows:
             # Rows selected from selected rows: the inner mask has one value per outer row.
             if of_x is None or of_mask is None or of_x.number != of_mask.number:
                 raise self.refusal("rows chosen by a mask meet another mask")
-            if of_mask.after or before or self._before(x) != of_x.mask.ndim:
+            if of_mask.after or before or self._n_row_dims(x) != of_x.mask.ndim:
                 raise self.refusal("a mask of more than the rows that a mask chose")
-            self._check_unchanged(of_x)
+            self._check_mask_unchanged(of_x)
             number = of_x.number, number
             chosen = of_x.mask & mask
         rows = x[(*before, *(_FULL,) * mask.ndim, *behind)]
@@ -286,15 +290,15 @@ class MaskedRows:
         first = rows.ndim - after - mask.ndim
         if not mask.ndim or rows.shape[first : first + mask.ndim] != mask.shape:
             raise self.refusal(f"a mask {list(mask.shape)} for rows {list(rows.shape[first:])}")
-        return _Place(rows, self._tag(chosen, number, after))
+        return _Selection(rows, self._tag(chosen, number, after))
 
-    def _static(self, x: Tensor, parts: tuple) -> tuple:
+    def _fixed_index(self, x: Tensor, parts: tuple) -> tuple:
         """Returns the index with fixed masks as positions; refuses one that cuts selected rows."""
         if any(self._tag_of(part) is not None for part in parts):
             raise self.refusal("rows chosen by a mask are used as an index")
         tag = self._tag_of(x)
         if tag is None:
-            return tuple(y for part in parts for y in self._constant_places(part))
+            return tuple(y for part in parts for y in self._fixed_positions(part))
         if not all(_is_basic(part) for part in parts):
             raise self.refusal("rows chosen by a mask are indexed by a tensor")
         consumed = [part for part in parts if isinstance(part, (int, slice))]
@@ -305,7 +309,7 @@ class MaskedRows:
             raise self.refusal("single rows of those that a mask chose are selected")
         return (*(_FULL,) * (tag.mask.ndim - 1), *parts)
 
-    def _constant_places(self, part: Any) -> tuple:
+    def _fixed_positions(self, part: Any) -> tuple:
         """Converts a mask that never changes to an index of fixed size."""
         if not is_mask(part) or not part.ndim:
             return (part,)
@@ -319,26 +323,26 @@ class MaskedRows:
         if self._tag_of(x) is not None:
             raise self.refusal("the rows that a mask chose are used where their number matters")
 
-    def _check_unchanged(self, tag: _Tag) -> None:
+    def _check_mask_unchanged(self, tag: _Tag) -> None:
         if self._watch.number(tag.mask) != tag.held:
             raise self.refusal("a mask was changed after it chose rows")
 
     def _tag(self, mask: Tensor, number: Hashable, after: int) -> _Tag:
         return _Tag(mask, self._watch.number(mask), number, after)
 
-    def _before(self, x: Tensor) -> int:
+    def _n_row_dims(self, x: Tensor) -> int:
         """Returns the number of dims of selected rows up to the last one of the mask."""
         tag = self._tag_of(x)
         return 0 if tag is None else x.ndim - tag.after
 
-    def _tagged(self, rows: Tensor, tag: _Tag, after: int) -> Tensor:
+    def _attach_tag(self, rows: Tensor, tag: _Tag, after: int) -> Tensor:
         self._tags[id(rows)] = rows, tag.with_after(after)
         return rows
 
-    def _retagged(self, result: Any, tag: _Tag, after: int) -> Any:
+    def _attach_tags(self, result: Any, tag: _Tag, after: int) -> Any:
         for x in pytree.tree_leaves(result):
             if isinstance(x, Tensor):
-                self._tagged(x, tag, after)
+                self._attach_tag(x, tag, after)
         return result
 
     def _tag_of(self, x: Any) -> _Tag | None:
@@ -363,18 +367,18 @@ def _is_basic(part: Any) -> bool:
     )
 
 
-def _one_for_all(x: Tensor, after: int) -> bool:
+def _is_broadcast(x: Tensor, after: int) -> bool:
     """Returns whether a tensor has one value for all rows: all but the last dims have size 1."""
     return math.prod(x.shape[: max(0, x.ndim - after)]) == 1
 
 
-def _named(names: str) -> frozenset[Any]:
+def _find_functions(names: str) -> frozenset[Any]:
     found = (getattr(place, n, None) for n in names.split() for place in (torch, Tensor, F))
     return frozenset(function for function in found if function is not None)
 
 
 # Element by element, with broadcasting.
-BY_ROW = _named(
+BY_ROW = _find_functions(
     """
     add sub mul div true_divide floor_divide remainder pow neg abs sign exp log sqrt square rsqrt
     sin cos tan tanh asin acos atan atan2 sigmoid relu clamp clamp_min clamp_max clip minimum
@@ -390,11 +394,11 @@ BY_ROW = _named(
     masked_fill_ nan_to_num_ softplus elu leaky_relu gelu silu
     """
 )
-REDUCING = _named(
+REDUCING = _find_functions(
     "sum mean prod any all amax amin max min argmax argmin norm cumsum softmax log_softmax "
     "logsumexp cumprod count_nonzero"
 ) | {torch.linalg.vector_norm, torch.linalg.norm}
-RESHAPING = _named("unsqueeze squeeze")
+RESHAPING = _find_functions("unsqueeze squeeze")
 JOINING = frozenset({torch.stack, torch.cat})
 
 # Attributes that can be read without a side effect.

@@ -38,7 +38,7 @@ class _Stderr(logging.StreamHandler):
         return sys.stderr
 
 
-def _set_up() -> None:
+def _set_up_logger() -> None:
     # Silenced by logging.getLogger("torchrl_marl.capture").setLevel(logging.WARNING).
     if _logger.level == logging.NOTSET:
         _logger.setLevel(logging.INFO)
@@ -52,7 +52,7 @@ def _set_up() -> None:
 @contextlib.contextmanager
 def announce(what: str) -> Iterator[None]:
     """Context of slow work: announces the work to listeners, and finally logs its duration."""
-    _set_up()
+    _set_up_logger()
     began = time.perf_counter()
     for listener in _listeners:
         listener(what)

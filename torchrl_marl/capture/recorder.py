@@ -72,7 +72,9 @@ class GraphRecorder(TorchDispatchMode):
         result = func(*args, **kwargs)
         # A write into a new tensor from Python's numbers must not change the constant.
         target = _lift_copy if func is _lift else func
-        node = self._graph.create_node("call_function", target, *arguments, name=_name(target))
+        node = self._graph.create_node(
+            "call_function", target, *arguments, name=_target_name(target)
+        )
         if isinstance(result, Tensor):
             self._track(result, node)
         elif isinstance(result, (list, tuple)):
@@ -93,16 +95,16 @@ class GraphRecorder(TorchDispatchMode):
 
     def _track(self, x: Tensor, node: fx.Node) -> None:
         self._nodes[id(x)] = weakref.ref(x), node
-        node.meta["val"] = self._described(x)
+        node.meta["val"] = self._meta_tensor(x)
 
     def _track_each(self, results: Sequence[Any], node: fx.Node) -> None:
         for i, x in enumerate(results):
             if isinstance(x, Tensor):
                 self._track(x, self._graph.call_function(operator.getitem, (node, i)))
-        described = [self._described(x) if isinstance(x, Tensor) else x for x in results]
+        described = [self._meta_tensor(x) if isinstance(x, Tensor) else x for x in results]
         node.meta["val"] = tuple(described) if isinstance(results, tuple) else described
 
-    def _described(self, x: Tensor) -> Tensor:
+    def _meta_tensor(self, x: Tensor) -> Tensor:
         """Returns the shape, strides, dtype and device of a tensor, as a tensor without memory."""
         if x.layout != torch.strided:
             return self._mode.from_tensor(x)
@@ -137,7 +139,7 @@ def tensors_in(x: Any) -> Iterator[Tensor]:
 
 
 @functools.cache
-def _name(func: OpOverload) -> str:
+def _target_name(func: OpOverload) -> str:
     return fx.Graph()._target_to_str(func.overloadpacket.__name__)
 
 

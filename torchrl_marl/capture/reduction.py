@@ -47,7 +47,7 @@ def reduce_graph(
             recorded graph, to the bit, in states that the simulator reaches.
     """
     fold_constants(module)
-    simplified = _attempted(lambda: simplify(module), is_equal)
+    simplified = _try_rewrite(lambda: simplify(module), is_equal)
     if simplified is None:
         return module
     if not may_batch(leaves):
@@ -55,14 +55,14 @@ def reduce_graph(
     groups = Groups(sum_chains(simplified))
     if not batching_may_pay(simplified, groups):
         return simplified
-    batched = _attempted(
+    batched = _try_rewrite(
         lambda: simplify(batch(groups, leaves, n_envs)),
         lambda graph: batching_pays(simplified, graph) and is_equal(graph),
     )
     return batched or simplified
 
 
-def _attempted(
+def _try_rewrite(
     make: Callable[[], fx.GraphModule], is_good: Callable[[fx.GraphModule], bool]
 ) -> fx.GraphModule | None:
     """Returns a smaller graph; None if it is not good, or an operation has no rule."""
@@ -83,7 +83,7 @@ def may_batch(leaves: Sequence[Tensor]) -> bool:
 
 def batching_may_pay(simplified: fx.GraphModule, groups: Groups) -> bool:
     """Returns whether batching is worth a try, which takes seconds; making groups does not."""
-    return _pays(simplified, int(_PER_GROUP * len(groups)), _n_elements(simplified))
+    return _is_worthwhile(simplified, int(_PER_GROUP * len(groups)), _n_elements(simplified))
 
 
 def batching_pays(simplified: fx.GraphModule, batched: fx.GraphModule) -> bool:
@@ -92,10 +92,10 @@ def batching_pays(simplified: fx.GraphModule, batched: fx.GraphModule) -> bool:
     It is if so many operations are saved, and the results are so small, as in the scenarios of VMAS
     whose batched steps were faster (``benchmarks/smaller_graphs.py``).
     """
-    return _pays(simplified, n_operations(batched), _n_elements(batched))
+    return _is_worthwhile(simplified, n_operations(batched), _n_elements(batched))
 
 
-def _pays(simplified: fx.GraphModule, operations: int, elements: int) -> bool:
+def _is_worthwhile(simplified: fx.GraphModule, operations: int, elements: int) -> bool:
     before = n_operations(simplified)
     small = elements <= _MOST_ELEMENTS * (before - operations)
     return small and operations <= _LARGEST_PART * before

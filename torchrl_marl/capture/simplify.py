@@ -124,12 +124,12 @@ class _Pass:
     def _operation(self, node: Node, args: tuple, kwargs: dict[str, Any]) -> Node:
         if node.target in _READS_MEMORY:
             raise CaptureError(f"{node.target} depends on how memory is laid out")
-        same = _same(node, args)
+        same = _unchanged_argument(node, args)
         if same is not None:
             return same
         if node.target in _MADE:
-            return self._made(node, args)
-        target, args = _normal(node, args)
+            return self._make_node(node, args)
+        target, args = _normal_form(node, args)
         if target is _aten.permute.default and args[1] == sorted(args[1]):
             return args[0]
         if target is _aten.reshape.default and _is_like(value_of(args[0]), value_of(node)):
@@ -137,12 +137,12 @@ class _Pass:
         if is_random(target):
             return self._node(node, target, args, kwargs)
         if target is _aten.where.self:
-            target, args = self._masked(node, args)
+            target, args = self._rewrite_masked_difference(node, args)
         if target in REDUCTIONS:
             args = (self._as_recorded(node.args[0], args[0]), *args[1:])
-        key = target, _frozen(args), _frozen(kwargs)
+        key = target, _hashable(args), _hashable(kwargs)
         if key not in self.known:
-            value = self._folded(target, args, kwargs)
+            value = self._fold_constants(target, args, kwargs)
             made = (
                 self._node(node, target, args, kwargs) if value is None else self._constant(value)
             )
@@ -164,7 +164,7 @@ class _Pass:
         node.meta.update(like.meta)
         return node
 
-    def _masked(self, node: Node, args: tuple) -> tuple[Any, tuple]:
+    def _rewrite_masked_difference(self, node: Node, args: tuple) -> tuple[Any, tuple]:
         """Rewrites a masked difference as a difference with a masked amount.
 
         Subtracting 0.0 changes no number, not even -0.0.
@@ -179,10 +179,10 @@ class _Pass:
         dtype, device = value_of(x).dtype, value_of(x).device
         shape = torch.Size() if isinstance(amount, float) else value_of(amount).shape
         if isinstance(amount, float):
-            amount = self._full(torch.tensor(amount, dtype=dtype), shape, device, {})
-        zero = self._full(torch.zeros((), dtype=dtype), torch.Size(), device, {})
+            amount = self._filled_node(torch.tensor(amount, dtype=dtype), shape, device, {})
+        zero = self._filled_node(torch.zeros((), dtype=dtype), torch.Size(), device, {})
         shape = torch.broadcast_shapes(value_of(condition).shape, shape)
-        key = _aten.where.self, _frozen((condition, amount, zero)), _frozen({})
+        key = _aten.where.self, _hashable((condition, amount, zero)), _hashable({})
         if key not in self.known:
             self.known[key] = self._node(node, _aten.where.self, (condition, amount, zero), {})
             self.known[key].meta["val"] = torch.empty(shape, dtype=dtype, device="meta")
@@ -190,15 +190,15 @@ class _Pass:
 
     # ------------------------------------------------------------------------------- constants
 
-    def _made(self, node: Node, args: tuple) -> Node:
+    def _make_node(self, node: Node, args: tuple) -> Node:
         value, described = _MADE[node.target], value_of(node)
         value = args[-1] if value is None else value
         if isinstance(value, fx.Node):
             return self._node(node, node.target, args, dict(node.kwargs))
         small = torch.full((), value, dtype=described.dtype)
-        return self._full(small, described.shape, described.device, node.meta)
+        return self._filled_node(small, described.shape, described.device, node.meta)
 
-    def _full(self, value: Tensor, shape: torch.Size, device: Any, meta: dict) -> Node:
+    def _filled_node(self, value: Tensor, shape: torch.Size, device: Any, meta: dict) -> Node:
         """Returns the node of a tensor that is filled with one number."""
         key = ("full", tuple(shape), str(device), _bits(value))
         if key not in self.known:
@@ -214,7 +214,7 @@ class _Pass:
 
     def _constant(self, value: Tensor) -> Node:
         if value.numel() and _is_uniform(value):
-            return self._full(value.flatten()[0].cpu(), value.shape, value.device, {})
+            return self._filled_node(value.flatten()[0].cpu(), value.shape, value.device, {})
         key = ("constant", tuple(value.shape), str(value.device), _bits(value))
         if key not in self.known:
             name = f"_constant_{len(self.attributes)}"
@@ -223,7 +223,7 @@ class _Pass:
             node.meta["val"] = self.values[node] = self.attributes[name]
         return self.known[key]
 
-    def _folded(self, target: Any, args: tuple, kwargs: dict[str, Any]) -> Tensor | None:
+    def _fold_constants(self, target: Any, args: tuple, kwargs: dict[str, Any]) -> Tensor | None:
         """Returns the value of an operation on constants; None if it is not one, or large."""
         inputs = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, fx.Node)]
         if not inputs or any(x not in self.values for x in inputs):
@@ -237,9 +237,9 @@ class _Pass:
 
     def _outputs(self, output: Node, new: dict[Node, Node]) -> list[Node]:
         """Returns the outputs; each has memory of its own, in the recorded order of elements."""
-        return [self._owned(node, new[node]) for node in output.args[0]]
+        return [self._own_memory(node, new[node]) for node in output.args[0]]
 
-    def _owned(self, old: Node, new: Node) -> Node:
+    def _own_memory(self, old: Node, new: Node) -> Node:
         described = value_of(old)
         order = memory_order(described)
         how = {"memory_format": torch.contiguous_format}
@@ -270,7 +270,7 @@ def is_random(target: Any) -> bool:
     )
 
 
-def _same(node: Node, args: tuple) -> Node | None:
+def _unchanged_argument(node: Node, args: tuple) -> Node | None:
     """Returns the argument that an operation returns unchanged, to the bit."""
     first = args[0] if args and isinstance(args[0], fx.Node) else None
     rule = _IDENTITIES.get(node.target)
@@ -359,7 +359,7 @@ _IDENTITIES: dict[Any, Callable[[tuple], Any]] = {
 }
 
 
-def _normal(node: Node, args: tuple) -> tuple[Any, tuple]:
+def _normal_form(node: Node, args: tuple) -> tuple[Any, tuple]:
     """Returns an operation and its arguments in the one form in which they are compared."""
     if node.target in _RESHAPES or _takes_only_row(node):
         return _aten.reshape.default, (_before_reshapes(args[0]), list(value_of(node).shape))
@@ -404,11 +404,11 @@ _PERMUTATIONS: dict[Any, Callable[..., list[int]]] = {
 }
 
 
-def _frozen(x: Any) -> Hashable:
+def _hashable(x: Any) -> Hashable:
     if isinstance(x, (list, tuple)):
-        return tuple(map(_frozen, x))
+        return tuple(map(_hashable, x))
     if isinstance(x, dict):
-        return tuple((key, _frozen(value)) for key, value in sorted(x.items()))
+        return tuple((key, _hashable(value)) for key, value in sorted(x.items()))
     return x if isinstance(x, fx.Node) else (type(x), repr(x))
 
 

@@ -53,21 +53,23 @@ def compile_stored(
     """
     module, constants = _constants_as_inputs(module)
     inputs = [*leaves, *constants]
-    stored = _shipped(module, inputs, constants, options)
+    stored = _find_shipped(module, inputs, constants, options)
     if stored is None:
-        folder = _folder() / _key(module, inputs, constants, options, _machine())
-        stored = _load(folder)
+        folder = _cache_folder() / _graph_key(
+            module, inputs, constants, options, _describe_machine()
+        )
+        stored = _load_graph(folder)
     if stored is None:
         with compiling():
-            _compile(module, inputs, options, folder)
-        stored = _load(folder)
+            _compile_graph(module, inputs, options, folder)
+        stored = _load_graph(folder)
     if stored is None:
         raise OSError(f"the compiled graph {str(folder)!r} cannot be read")
     run, n_kernels = stored
     return lambda *leaves: run([*leaves, *constants]), n_kernels
 
 
-def _shipped(
+def _find_shipped(
     module: fx.GraphModule,
     inputs: list[Tensor],
     constants: Sequence[Tensor],
@@ -79,7 +81,7 @@ def _shipped(
     folder = shipped.folder(torch.get_num_threads())
     if folder is None or not folder.is_dir():
         return None
-    stored = _read(folder / _key(module, inputs, constants, options, shipped.machine()))
+    stored = _read_graph(folder / _graph_key(module, inputs, constants, options, shipped.machine()))
     return stored if stored and shipped.agrees(stored[0], module, inputs) else None
 
 
@@ -100,13 +102,13 @@ def _constants_as_inputs(module: fx.GraphModule) -> tuple[fx.GraphModule, list[T
     return fx.GraphModule({}, graph), [getattr(module, name) for name in placed]
 
 
-def _folder() -> Path:
+def _cache_folder() -> Path:
     from torch._inductor.runtime.cache_dir_utils import cache_dir, default_cache_dir
 
     folder = cache_dir()
     # The default folder's name is predictable, so another user may have created it. A folder that
     # the user has chosen is trusted.
-    if folder == default_cache_dir() and _is_of_others(folder):
+    if folder == default_cache_dir() and _belongs_to_other_user(folder):
         warnings.warn(
             f"compiled graphs are neither loaded from {folder!r} nor kept, since this folder "
             "belongs to another user; set TORCHINDUCTOR_CACHE_DIR to a folder that you own.",
@@ -118,12 +120,12 @@ def _folder() -> Path:
     return Path(cache_dir()) / "torchrl_marl" / "graphs"
 
 
-def _is_of_others(folder: str) -> bool:
+def _belongs_to_other_user(folder: str) -> bool:
     user = getattr(os, "getuid", None)  # Windows has none; each user has a temporary folder
     return user is not None and os.stat(folder).st_uid != user()
 
 
-def _key(
+def _graph_key(
     module: fx.GraphModule,
     inputs: Sequence[Tensor],
     constants: Sequence[Tensor],
@@ -140,7 +142,7 @@ def _key(
     return key.hexdigest()
 
 
-def _machine() -> tuple:
+def _describe_machine() -> tuple:
     """Returns the versions, processor and number of threads for which code is compiled."""
     versions = torch.__version__, __version__
     threads = torch.get_num_threads()
@@ -155,7 +157,7 @@ def _processor() -> str:
     return platform.processor()
 
 
-def _compile(
+def _compile_graph(
     module: fx.GraphModule, inputs: list[Tensor], options: Mapping[str, Any], folder: Path
 ) -> None:
     """Compiles a graph and writes it to its folder atomically."""
@@ -163,35 +165,35 @@ def _compile(
 
     from torchrl_marl.capture.build import forget_vectors, quick_build
 
-    before = _kernels()
+    before = _count_kernels()
     with warnings.catch_warnings(), contextlib.ExitStack() as building:
         warnings.simplefilter("ignore", FutureWarning)  # from torch's internal use of its pytrees
         building.enter_context(quick_build())
         try:
             path = torch._inductor.aot_compile(module, tuple(inputs), options=dict(options))
         except Exception as error:
-            if not _of_cpp(error):
+            if not _is_compiler_error(error):
                 raise
             building.close()  # the compiler does not know the processor's instructions after all
             forget_vectors()
-            before = _kernels()
+            before = _count_kernels()
             path = torch._inductor.aot_compile(module, tuple(inputs), options=dict(options))
-        _write(Path(str(path)), _kernels() - before, folder)
+        _write_graph(Path(str(path)), _count_kernels() - before, folder)
 
 
-def _of_cpp(error: Exception) -> bool:
+def _is_compiler_error(error: Exception) -> bool:
     from torch._inductor.exc import CppCompileError
 
     return isinstance(getattr(error, "inner_exception", error), CppCompileError)
 
 
-def _kernels() -> int:
+def _count_kernels() -> int:
     import torch._inductor.metrics as metrics
 
     return metrics.generated_kernel_count
 
 
-def _write(library: Path, n_kernels: int, folder: Path) -> None:
+def _write_graph(library: Path, n_kernels: int, folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as made:
         whole = Path(made) / "whole"
@@ -206,15 +208,15 @@ def _write(library: Path, n_kernels: int, folder: Path) -> None:
             os.rename(whole, folder)
 
 
-def _load(folder: Path) -> tuple[Run, int] | None:
+def _load_graph(folder: Path) -> tuple[Run, int] | None:
     """Returns a stored graph and its number of kernels, or None. A damaged graph is deleted."""
-    stored = _read(folder)
+    stored = _read_graph(folder)
     if stored is None:
         shutil.rmtree(folder, ignore_errors=True)
     return stored
 
 
-def _read(folder: Path) -> tuple[Run, int] | None:
+def _read_graph(folder: Path) -> tuple[Run, int] | None:
     """Returns a stored graph and its number of kernels; None if it is damaged or missing."""
     with contextlib.suppress(OSError, ValueError, KeyError, RuntimeError):
         description = json.loads((folder / _DESCRIPTION).read_text(encoding="utf-8"))

@@ -53,7 +53,7 @@ class ValueNumbers:
 
     def of(self, x: Tensor, constant: bool = False) -> int:
         """Returns the value number of a tensor; equal small constants share one."""
-        place = self._place(x)
+        place = self._memory_key(x)
         if place not in self._numbers:
             self._numbers[place] = next(self._new)
             if constant and x.numel() <= _SMALL:
@@ -86,22 +86,22 @@ class ValueNumbers:
             return
         for x in constants:
             self.of(x, constant=True)
-        computation = (func, self._frozen(args), self._frozen(sorted(kwargs.items())))
+        computation = (func, self._hashable(args), self._hashable(sorted(kwargs.items())))
         for i, x in enumerate(pytree.tree_leaves(result)):
             if isinstance(x, Tensor):
-                place = self._place(x)
+                place = self._memory_key(x)
                 if place not in self._numbers:
                     number = self._computed.setdefault((i, computation), next(self._new))
                     self._numbers[place] = number
 
-    def _frozen(self, x: Any) -> Hashable:
+    def _hashable(self, x: Any) -> Hashable:
         if isinstance(x, Tensor):
             return self.of(x)
         if isinstance(x, (list, tuple)):
-            return tuple(map(self._frozen, x))
+            return tuple(map(self._hashable, x))
         return type(x), repr(x)
 
-    def _place(self, x: Tensor) -> Hashable:
+    def _memory_key(self, x: Tensor) -> Hashable:
         storage = x.untyped_storage()
         self._held[storage._cdata] = storage  # so that its address is not reused
         writes = self._writes[storage._cdata]
@@ -144,7 +144,7 @@ def guards_masked_writes(frame: FrameType) -> bool:
     for node in _conditions(frame.f_code.co_filename):
         if isinstance(node, ast.If) and node.test.lineno == frame.f_lineno and not node.orelse:
             mask = _tested_name(node.test)
-            if mask is not None and is_mask(_local(frame, mask)):
+            if mask is not None and is_mask(_local_variable(frame, mask)):
                 return all(_is_masked_write(x, mask, frame) for x in node.body)
     return False
 
@@ -174,14 +174,14 @@ def _is_masked_write(statement: ast.stmt, mask: str, frame: FrameType) -> bool:
         return False
     index = target.slice.elts if isinstance(target.slice, ast.Tuple) else [target.slice]
     return (
-        isinstance(_local(frame, target.value.id), Tensor)
+        isinstance(_local_variable(frame, target.value.id), Tensor)
         and any(isinstance(part, ast.Name) and part.id == mask for part in index)
         and all(isinstance(part, _SIMPLE) for part in ast.walk(target))
         and all(isinstance(part, _SIMPLE) for part in ast.walk(statement.value))
     )
 
 
-def _local(frame: FrameType, name: str) -> object:
+def _local_variable(frame: FrameType, name: str) -> object:
     return frame.f_locals.get(name)
 
 
@@ -304,9 +304,9 @@ def trace(function: Callable[..., Any], *inputs: Any) -> Trace:
     """
     began = time.perf_counter()
     flat, in_spec = pytree.tree_flatten(inputs)
-    watch = _Watch(flat)
+    watch = _DependencyRecorder(flat)
     with watch:
-        with _Branches(watch) as branches:
+        with _BranchTracer(watch) as branches:
             out = function(*pytree.tree_unflatten(flat, in_spec))
         leaves, out_spec = pytree.tree_flatten(out)
         for x in leaves:
@@ -323,7 +323,7 @@ def trace(function: Callable[..., Any], *inputs: Any) -> Trace:
     )
 
 
-def _lift_outer_tensors(module: fx.GraphModule, watch: _Watch) -> list[Tensor]:
+def _lift_outer_tensors(module: fx.GraphModule, watch: _DependencyRecorder) -> list[Tensor]:
     """Turns tensors from outside into inputs of the graph, and returns these tensors."""
     last = [node for node in module.graph.nodes if node.op == "placeholder"][-1]
     placed: dict[int, fx.Node] = {}
@@ -344,29 +344,29 @@ def _lift_outer_tensors(module: fx.GraphModule, watch: _Watch) -> list[Tensor]:
     return captured
 
 
-class _Watch(GraphRecorder):
+class _DependencyRecorder(GraphRecorder):
     """Recorder that tracks the memory that depends on the inputs or on random numbers."""
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__(inputs)
         self._dependent: dict[int, torch.UntypedStorage] = {}
-        self._own: dict[int, torch.UntypedStorage] = {}
+        self._created: dict[int, torch.UntypedStorage] = {}
         # Memory allocated in the trace -> memory from outside that it was computed from.
         self._sources: dict[int, set[int]] = {}
         self.assumed: set[int] = set()
         self._values = ValueNumbers()
         for x in inputs:
-            self._add(self._dependent, x)
-            self._add(self._own, x)
+            self._hold_memory(self._dependent, x)
+            self._hold_memory(self._created, x)
 
     @staticmethod
-    def _add(known: dict[int, torch.UntypedStorage], x: Tensor) -> None:
+    def _hold_memory(known: dict[int, torch.UntypedStorage], x: Tensor) -> None:
         storage = x.untyped_storage()
         known[storage._cdata] = storage  # held, so that its address is not reused
 
     def made(self, x: Tensor) -> bool:
         """Returns whether a tensor is an input or was created by the function."""
-        return x.untyped_storage()._cdata in self._own
+        return x.untyped_storage()._cdata in self._created
 
     def depends(self, x: Tensor) -> bool:
         """Returns whether a tensor's values may differ in the next run."""
@@ -388,11 +388,11 @@ class _Watch(GraphRecorder):
         """Runs and records an operation, and tracks what its results depend on."""
         read = [*tensors_in(args), *tensors_in(list(kwargs.values()))]
         if func in _FROM_PYTHON:  # torch.tensor(1.0)
-            self._add(self._own, read[0])
+            self._hold_memory(self._created, read[0])
         dependent = any(map(self.depends, read))
         if dependent and _is_dynamic(func, args):
             raise CaptureError(f"the size or value of {func} depends on the state, {where()}")
-        written = _written(func, args, kwargs)
+        written = _written_tensors(func, args, kwargs)
         for x in written:
             if not self.made(x):
                 raise CaptureError(
@@ -404,11 +404,11 @@ class _Watch(GraphRecorder):
         made = [*tensors_in(result)]
         for x in made:
             if not _returns_views(func) or func in _FROM_PYTHON:
-                self._add(self._own, x)
+                self._hold_memory(self._created, x)
         constants = [x for x in read if not self.depends(x)]
         if dependent:
             for x in made + written:
-                self._add(self._dependent, x)
+                self._hold_memory(self._dependent, x)
         elif func not in _FROM_PYTHON:
             sources = set().union(*map(self._sources_of, read))
             for x in made + written if sources else ():
@@ -425,7 +425,7 @@ def _is_dynamic(func, args) -> bool:
     return any(tag in func.tags for tag in _DYNAMIC)
 
 
-def _written(func, args, kwargs) -> list[Tensor]:
+def _written_tensors(func, args, kwargs) -> list[Tensor]:
     """Returns the arguments that an operation writes to."""
     places, names = _written_arguments(func)
     values = [args[i] for i in places if i < len(args)]
@@ -444,10 +444,10 @@ def _returns_views(func) -> bool:
     return any(result.alias_info is not None for result in func._schema.returns)
 
 
-class _Branches(TorchFunctionMode):
+class _BranchTracer(TorchFunctionMode):
     """Evaluates Python's tests of tensors, and replaces masks by ``where``."""
 
-    def __init__(self, watch: _Watch) -> None:
+    def __init__(self, watch: _DependencyRecorder) -> None:
         super().__init__()
         self._watch = watch
         self.rows = MaskedRows(watch)
@@ -457,7 +457,7 @@ class _Branches(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if func in _ANSWERS:
-            return self._answer(func, args, kwargs)
+            return self._answer_test(func, args, kwargs)
         if func is Tensor.__getitem__:
             return self.rows.read(*args)
         if func is Tensor.__setitem__:
@@ -479,7 +479,7 @@ class _Branches(TorchFunctionMode):
         self.checks.append(Check(site_of(frame), source_of(frame)))
         self.failed.append(failed)
 
-    def _answer(self, func, args, kwargs):
+    def _answer_test(self, func, args, kwargs):
         tensor = args[0]
         self.rows.refuse(tensor)
         with self._watch.unrecorded():

@@ -57,10 +57,10 @@ def without_writes(module: fx.GraphModule) -> fx.GraphModule:
         >>> "select_scatter_default" in {node.name for node in functional.graph.nodes}
         True
     """
-    return _LazyGraphModule(module, _Rewrite(module.graph).run())
+    return _LazyGraphModule(module, _WriteRewriter(module.graph).run())
 
 
-class _Rewrite:
+class _WriteRewriter:
     """One pass over a graph.
 
     The nodes of written memory are read through :meth:`read`, which takes a view again if its
@@ -81,12 +81,12 @@ class _Rewrite:
                 raise CaptureError(f"the graph writes to {base.name}, which it did not make")
         for node in self.old.nodes:
             if _is_write(node):
-                self._write(node)
+                self._rewrite_write(node)
             else:
-                self._set(node, self.graph.node_copy(node, self.read))
+                self._replace_node(node, self.graph.node_copy(node, self.read))
         return self.graph
 
-    def _set(self, node: Node, new: Node) -> None:
+    def _replace_node(self, node: Node, new: Node) -> None:
         base = self.base[node]
         self.new[node], self.seen[node] = new, self.writes.get(base, 0)
         if node is base and node in self.writes:
@@ -97,35 +97,35 @@ class _Rewrite:
         base = self.base[node]
         if self.seen[node] != self.writes.get(base, 0):
             if node is base:
-                self._set(node, self.current[node])
+                self._replace_node(node, self.current[node])
             elif _is_write(node):
-                self._set(node, self.read(_target(node)))
+                self._replace_node(node, self.read(_target(node)))
             else:
-                self._set(node, self.graph.node_copy(node, self.read))
+                self._replace_node(node, self.graph.node_copy(node, self.read))
         return self.new[node]
 
-    def _write(self, node: Node) -> None:
+    def _rewrite_write(self, node: Node) -> None:
         """Replaces a write by a new value of the whole memory."""
         kind, target = _functional(node), _target(node)
-        value = self._written(kind, node, target)
+        value = self._written_value(kind, node, target)
         base = self.base[target]
         place = target
         while place is not base:
             viewed = _viewed(place)
             if not _is_write(place):
-                value = self._into(place, viewed, value)
+                value = self._write_view(place, viewed, value)
             place = viewed if isinstance(value_of(viewed), Tensor) else _viewed(viewed)
         self.writes[base] += 1
         self.current[base] = value
-        self._set(node, self.read(target))
+        self._replace_node(node, self.read(target))
 
-    def _written(self, kind: Any, node: Node, target: Node) -> Node:
+    def _written_value(self, kind: Any, node: Node, target: Node) -> Node:
         """Returns the value that a write gives to its target."""
         like = value_of(target)
         if kind is _aten.copy.default:
-            return self._as(self.read(node.args[1]), value_of(node.args[1]), like)
+            return self._cast_like(self.read(node.args[1]), value_of(node.args[1]), like)
         if kind is _aten.fill.Tensor:
-            return self._as(self.read(node.args[1]), value_of(node.args[1]), like)
+            return self._cast_like(self.read(node.args[1]), value_of(node.args[1]), like)
         if kind in (_aten.fill.Scalar, _aten.zero.default):
             filled = node.args[1] if len(node.args) > 1 else 0
             how = {"dtype": like.dtype, "device": like.device}
@@ -136,7 +136,7 @@ class _Rewrite:
             value = self._call(_aten._to_copy.default, (value,), like, dtype=like.dtype)
         return value
 
-    def _as(self, value: Node, given: Tensor, like: Tensor) -> Node:
+    def _cast_like(self, value: Node, given: Tensor, like: Tensor) -> Node:
         """Gives a value the shape and dtype of the tensor that it is written to."""
         if given.device != like.device:
             raise CaptureError("a write copies between devices")
@@ -147,11 +147,11 @@ class _Rewrite:
             value = self._call(_aten.expand.default, (value, list(like.shape)), like)
         return value
 
-    def _into(self, place: Node, viewed: Node, value: Node) -> Node:
+    def _write_view(self, place: Node, viewed: Node, value: Node) -> Node:
         """Returns the viewed tensor with a new value of one of its views."""
         if place.target is operator.getitem:
             whole = _viewed(viewed)
-            target, args = _part(viewed, place.args[1], value_of(whole))
+            target, args = _view_write(viewed, place.args[1], value_of(whole))
             return self._call(target, (self.read(whole), value, *args), value_of(whole))
         rule = _INTO.get(place.target)
         if rule is None:
@@ -225,7 +225,7 @@ def _written_arguments(target: Any) -> list[str]:
     return [x.name for x in arguments if x.alias_info is not None and x.alias_info.is_write]
 
 
-def _part(several: Node, i: Any, whole: Tensor) -> tuple[Any, tuple]:
+def _view_write(several: Node, i: Any, whole: Tensor) -> tuple[Any, tuple]:
     """Returns the operation that writes one of several views, and its arguments."""
     args, shapes = several.args, [x.shape for x in value_of(several)]
     if several.target is _aten.unbind.int:

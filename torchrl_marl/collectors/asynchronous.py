@@ -60,10 +60,10 @@ class AsynchronousCollector:
         self.n_shards = len(placement.makers)
         self.frames = self.version = self.dropped = 0
         self._snapshots: list[dict[str, Any] | None] = [None] * self.n_shards
-        self._playing: dict[
+        self._pending_calls: dict[
             Any, tuple[int, int, WeightsRecord]
         ] = {}  # call -> actor, version, weights
-        self._ready: deque[tuple[int, int, ShardResult]] = deque()  # shard, version
+        self._ready_fragments: deque[tuple[int, int, ShardResult]] = deque()  # shard, version
 
     @property
     def counters(self) -> dict[str, int]:
@@ -77,23 +77,25 @@ class AsynchronousCollector:
             NonFiniteError: a value is NaN or infinite; the message names the entry.
             WorkerError: a shard cannot be restored.
         """
-        weights = self._weights()
+        weights = self._copy_weights()
         idle = set(range(len(self.placement.actors)))
-        for a in idle - {a for a, _, _ in self._playing.values()}:
-            self._begin(a, weights)
+        for a in idle - {a for a, _, _ in self._pending_calls.values()}:
+            self._start_actor(a, weights)
         fragments: list[TensorDictBase] = []
         while len(fragments) < self.n_shards:
-            while self._ready and len(fragments) < self.n_shards:
-                fragments += self._fresh(*self._ready.popleft())
+            while self._ready_fragments and len(fragments) < self.n_shards:
+                fragments += self._accept_fragment(*self._ready_fragments.popleft())
             if len(fragments) < self.n_shards:
-                self._wait(weights)
+                self._wait_for_actor(weights)
         batch = torch.cat(fragments, 0)
         batch = batch if self.device is None else batch.to(self.device)
         self.frames += batch.numel()
         self.version += 1
         return batch
 
-    def _fresh(self, shard: int, version: int, played: ShardResult) -> list[TensorDictBase]:
+    def _accept_fragment(
+        self, shard: int, version: int, played: ShardResult
+    ) -> list[TensorDictBase]:
         """Returns a list with a fragment's batch; empty if the policy that acted was too old."""
         if self.version - version > self.max_lag:
             self.dropped += 1
@@ -104,25 +106,25 @@ class AsynchronousCollector:
         batch.set(("collector", "policy_version"), torch.full_like(ids, version))
         return [batch]
 
-    def _weights(self) -> Weights:
+    def _copy_weights(self) -> Weights:
         state = self.policy.state_dict()
         return {name: value.detach().cpu().clone() for name, value in state.items()}
 
-    def _begin(self, a: int, weights: Weights) -> None:
+    def _start_actor(self, a: int, weights: Weights) -> None:
         entry = WeightsRecord(weights, with_state=True)
-        self._playing[self.placement.play(a, entry)] = a, self.version, entry
+        self._pending_calls[self.placement.play(a, entry)] = a, self.version, entry
 
-    def _wait(self, weights: Weights) -> None:
+    def _wait_for_actor(self, weights: Weights) -> None:
         """Waits for an actor with finished fragments, takes them, and starts new ones on it."""
-        call = self.placement.first(list(self._playing))
-        a, version, entry = self._playing.pop(call)
+        call = self.placement.first(list(self._pending_calls))
+        a, version, entry = self._pending_calls.pop(call)
         journal = ReplayLog(keeps=all(state is not None for state in self._snapshots))
         journal.snapshots = list(self._snapshots) if journal.keeps else None  # type: ignore[arg-type]
         journal.begin(entry)
         for shard, played in zip(self.placement.own[a], self.placement.take_of(a, call, journal)):
             self._snapshots[shard] = played.state
-            self._ready.append((shard, version, played))
-        self._begin(a, weights)
+            self._ready_fragments.append((shard, version, played))
+        self._start_actor(a, weights)
 
     def finish(self, batch: TensorDictBase) -> None:
         """Does nothing: each shard has checked its part of the batch."""
@@ -144,8 +146,8 @@ class AsynchronousCollector:
         if state.get("shards") is not None:
             self.placement.load(state["shards"])
             self._snapshots = list(state["shards"])
-        self._playing.clear()
-        self._ready.clear()
+        self._pending_calls.clear()
+        self._ready_fragments.clear()
         return False
 
     def shutdown(self) -> None:

@@ -24,7 +24,7 @@ from torchrl_marl.specs import TeamSpec
 
 __all__ = ["CapturedRollout", "fingerprint"]
 
-_SCALARS = (bool, int, float, str, type(None))
+_SCALAR_TYPES = (bool, int, float, str, type(None))
 
 
 def fingerprint(thing: Any) -> tuple:
@@ -43,21 +43,21 @@ def fingerprint(thing: Any) -> tuple:
     """
     thing = getattr(thing, "__self__", thing)  # the object of a bound method
     if not isinstance(thing, nn.Module):
-        return (id(thing), *_plain(thing))
+        return (id(thing), *_scalar_attributes(thing))
     marks: list[Any] = []
     for name, module in thing.named_modules():
-        marks += [(name, id(module)), *_plain(module)]
+        marks += [(name, id(module)), *_scalar_attributes(module)]
         tensors = [*module._parameters.items(), *module._buffers.items()]
         marks += [(name, key, id(x)) for key, x in tensors]
     return tuple(marks)
 
 
-def _plain(thing: Any) -> list[tuple[str, Any]]:
+def _scalar_attributes(thing: Any) -> list[tuple[str, Any]]:
     attributes = getattr(thing, "__dict__", {})
-    return [(key, x) for key, x in attributes.items() if type(x) in _SCALARS]
+    return [(key, x) for key, x in attributes.items() if type(x) in _SCALAR_TYPES]
 
 
-_MOST_PROGRAMS = 16
+_MAX_PROGRAMS = 16
 
 Policy = Callable[[TensorDictBase], TensorDictBase]
 Loop = Callable[..., Sequence[Tensor]]
@@ -91,17 +91,17 @@ class CapturedRollout:
         self.pool = ResetPool(
             self.captured.packing,
             self.captured.simulator,
-            self._twin,
+            self._make_twin,
             env.batch_size.numel(),
             depth=min(n_steps, 128),
         )
-        self._remembered, self._unrecorded = remembered_keys(env), unrecorded_keys(env)
-        self._prepared = False
-        self._seen_through: Any = None  # fingerprints of the transforms
+        self._hidden_keys, self._unrecorded = remembered_keys(env), unrecorded_keys(env)
+        self._is_prepared = False
+        self._fingerprints: Any = None  # fingerprints of the transforms
         self._random_policy = _random_policy(env)
         self._programs: dict[Any, tuple[Program, TensorDictLayout, Loop, OuterTensors, Policy]] = {}
 
-    def _twin(self, num_envs: int) -> tuple[EnvBase, Any]:
+    def _make_twin(self, num_envs: int) -> tuple[EnvBase, Any]:
         base = self._base.twin(num_envs)
         simulator = base.simulator
         # Hidden states start at zero: they are not drawn, and the pool does not store them.
@@ -127,35 +127,35 @@ class CapturedRollout:
         random = {} if self._programs else self._base.random_state.state_dict()
         try:
             self.prepare()
-            self._prepared = False
-            now = [x.contiguous() for x in self._carried().leaves(carry)]
+            self._is_prepared = False
+            leaves = [x.contiguous() for x in self._carry_layout().leaves(carry)]
             state = self.captured.state
-            program, nesting, loop, outer = self._program(policy, exploration, state, now)
+            program, nesting, loop, outer = self._find_program(policy, exploration, state, leaves)
             outer.refresh(program, self.captured.simulator)
         except CaptureError:
             if random:  # undo the random draws of the failed attempt
                 self._base.random_state.load_state_dict(random)
             raise
-        inputs = [*state, *now, self.pool.tensors["used"], *self._pool_leaves()]
+        inputs = [*state, *leaves, self.pool.tensors["used"], *self._pool_leaves()]
         out = list(loop(*inputs))
         if program.traced.checks:
             program.gather(out.pop())
-        n, m = len(state), len(now)
-        self.captured.state, now, self.pool.tensors["used"] = out[:n], out[n : n + m], out[n + m]
+        n, m = len(state), len(leaves)
+        self.captured.state, leaves, self.pool.tensors["used"] = out[:n], out[n : n + m], out[n + m]
         self.captured.release()  # the simulator's attributes now show its current state
         size = tuple(self.env.batch_size)
         batch = nesting.build(out[n + m + 1 :], (*size, self._n_steps))
-        return batch, self._carried().build(now, size)
+        return batch, self._carry_layout().build(leaves, size)
 
-    def _carried(self) -> TensorDictLayout:
+    def _carry_layout(self) -> TensorDictLayout:
         """Returns the layout of a step: the entries of a reset, and the hidden states."""
         nesting = self.pool.nesting
-        if not self._remembered:
+        if not self._hidden_keys:
             return nesting
-        keys = [*nesting.keys, *self._remembered]
+        keys = [*nesting.keys, *self._hidden_keys]
         return TensorDictLayout.of(keys, nesting.inner, nesting.device)
 
-    def _loop(self, program: Program, n_state: int, n_carry: int) -> Loop:
+    def _make_loop(self, program: Program, n_state: int, n_carry: int) -> Loop:
         """Returns a function of flat tensors that makes T steps; a CUDA graph contains all T."""
         moving = n_state + n_carry + 1  # 1: the number of initial states used
 
@@ -183,64 +183,64 @@ class CapturedRollout:
             CaptureError: a copy of the environment, from which initial states are drawn, cannot be
                 reset with its transforms.
         """
-        transforms = [(fingerprint(x), _versions(x)) for x in self._parts()]
-        changed = self._seen_through is not None and transforms != self._seen_through
+        transforms = [(fingerprint(x), _tensor_versions(x)) for x in self._env_transforms()]
+        changed = self._fingerprints is not None and transforms != self._fingerprints
         # Initial states may be outdated, for example if the goal or a transform has changed.
         self.pool.keep_to(self.captured.structure())
         if changed or self.pool.is_outdated():
             self.pool.empty()
         if changed:
             self.pool.forget_twin()
-        self._seen_through = transforms
-        if self.pool.is_stale or not self._prepared:
+        self._fingerprints = transforms
+        if self.pool.is_stale or not self._is_prepared:
             self.captured.read_assumed()
-            _tried(self.pool.prepare, "a reset of a twin environment, which draws starts ahead,")
-        self._prepared = True
+            _attempt(self.pool.prepare, "a reset of a twin environment, which draws starts ahead,")
+        self._is_prepared = True
 
     def _pool_leaves(self) -> list[Tensor]:
         tensors = self.pool.tensors
         return [*tensors["state"], *tensors["carry"].values(), *tensors["written"]]
 
-    def _program(
+    def _find_program(
         self, policy: Policy, exploration: ExplorationType, state: list[Tensor], now: list[Tensor]
     ) -> tuple[Program, TensorDictLayout, Loop, OuterTensors]:
-        acts = (fingerprint(policy), *self._transforms(), exploration)
-        key = (*acts, self.captured.signature())
+        policy_key = (fingerprint(policy), *self._transforms(), exploration)
+        key = (*policy_key, self.captured.signature())
         if key not in self._programs:
             refuse_many_structures([*{key[-1]: None for key in self._programs}, key[-1]])
             outer = OuterTensors(self.captured.simulator, self.captured.packing.exclude)
-            program, nesting = _tried(
-                lambda: self._capture(policy, exploration, state, now), "a trial step"
+            program, nesting = _attempt(
+                lambda: self._capture_step(policy, exploration, state, now), "a trial step"
             )
-            if acts != (fingerprint(policy), *self._transforms(), exploration):
+            if policy_key != (fingerprint(policy), *self._transforms(), exploration):
                 raise CaptureError("the policy or a transform changes attributes when it is called")
             outer.belong_to(program)
-            loop = self._loop(program, len(state), len(now))
+            loop = self._make_loop(program, len(state), len(now))
             # Capturing finds the tensors that determine the path; they change the signature.
-            key = (*acts, self.captured.signature())
+            key = (*policy_key, self.captured.signature())
             # A reference to the policy is kept, so that no other object gets its id.
             self._programs[key] = program, nesting, loop, outer, policy
-            while len(self._programs) > _MOST_PROGRAMS:
+            while len(self._programs) > _MAX_PROGRAMS:
                 del self._programs[next(iter(self._programs))]
         return self._programs[key][:4]
 
     def _transforms(self) -> list[tuple]:
-        return [fingerprint(part) for part in self._parts()]
+        return [fingerprint(part) for part in self._env_transforms()]
 
-    def _parts(self) -> list[Any]:
+    def _env_transforms(self) -> list[Any]:
         return [self.env.transform] if isinstance(self.env, TransformedEnv) else []
 
-    def _capture(
+    def _capture_step(
         self, policy: Policy, exploration: ExplorationType, state: list[Tensor], now: list[Tensor]
     ) -> tuple[Program, TensorDictLayout]:
         found: list[TensorDictLayout] = []
-        n_carry, nesting = len(now), self._carried()
+        n_carry, nesting = len(now), self._carry_layout()
         now = [x.clone() for x in now]  # a policy may write to its inputs
-        self._try(policy, exploration, now)
+        self._check_policy(policy, exploration, now)
 
         def step(*inputs: Tensor) -> Any:
             carry = nesting.build(inputs[:n_carry], self.env.batch_size)
-            drawn = self._as_pool(inputs[n_carry], inputs[n_carry + 1 :])
+            drawn = self._pool_entries(inputs[n_carry], inputs[n_carry + 1 :])
             with set_exploration_type(exploration):
                 stepped = self.env.step(policy(carry))
             following = self.env.step_mdp(stepped)
@@ -264,15 +264,17 @@ class CapturedRollout:
             self.pool.tensors["used"],
             *self._pool_leaves(),
             name=f"a step of {type(self._base).__name__} with its policy",
-            # The steps of a batch are one CUDA graph: see _loop.
+            # The steps of a batch are one CUDA graph: see _make_loop.
             execution="compile" if self._execution == "cudagraph" else self._execution,
             finish=finish,
         )
         return program, found[0]
 
-    def _try(self, policy: Policy, exploration: ExplorationType, now: list[Tensor]) -> None:
+    def _check_policy(
+        self, policy: Policy, exploration: ExplorationType, now: list[Tensor]
+    ) -> None:
         """Checks in two eager steps that the policy acts for all groups and keeps no state."""
-        captured, nesting = self.captured, self._carried()
+        captured, nesting = self.captured, self._carry_layout()
         size = self.env.batch_size
 
         def act(td: TensorDictBase) -> TensorDictBase:
@@ -281,9 +283,11 @@ class CapturedRollout:
 
         with captured.trial(), torch.random.fork_rng(), set_exploration_type(exploration):
             acted = act(nesting.build([x.clone() for x in now], size))
-            check_actions([k for k in self.env.action_keys if _has(acted, k)], self.env.action_keys)
+            check_actions(
+                [k for k in self.env.action_keys if _has_entry(acted, k)], self.env.action_keys
+            )
             if hasattr(self._base, "check_actions"):
-                self._base.check_actions(self._as_given(acted))
+                self._base.check_actions(self._invert(acted))
             following = self.env.step_mdp(self.env.step(acted))
             kept = nesting.build([x.clone() for x in nesting.leaves(following)], size)
             expected, found = act(following), act(kept)
@@ -294,13 +298,13 @@ class CapturedRollout:
                         "use torchrl_marl.envs.Remember, which does"
                     )
 
-    def _as_given(self, acted: TensorDictBase) -> TensorDictBase:
+    def _invert(self, acted: TensorDictBase) -> TensorDictBase:
         """Returns a step in the form in which the transforms pass it to the environment."""
         if not isinstance(self.env, TransformedEnv):
             return acted
         return self.env.transform.inv(acted.copy())
 
-    def _as_pool(self, used: Tensor, leaves: tuple[Tensor, ...]) -> dict[str, Any]:
+    def _pool_entries(self, used: Tensor, leaves: tuple[Tensor, ...]) -> dict[str, Any]:
         n, m = len(self.captured.packing), len(self.pool.nesting.keys)
         return {
             "used": used,
@@ -319,7 +323,7 @@ class CapturedRollout:
             program.raise_failed()
 
 
-def _tried(call: Callable[[], Any], what: str) -> Any:
+def _attempt(call: Callable[[], Any], what: str) -> Any:
     """Calls a function; turns its errors into :class:`CaptureError`, so steps then run eagerly."""
     try:
         return call()
@@ -336,11 +340,11 @@ def _transforms(env: EnvBase) -> list[Transform]:
     return list(env.transform) if isinstance(env.transform, Compose) else [env.transform]
 
 
-def _has(td: TensorDictBase, key: NestedKey) -> bool:
+def _has_entry(td: TensorDictBase, key: NestedKey) -> bool:
     return td.get(key, None) is not None
 
 
-def _versions(module: torch.nn.Module) -> list[int]:
+def _tensor_versions(module: torch.nn.Module) -> list[int]:
     return [x._version for x in module.buffers()]
 
 

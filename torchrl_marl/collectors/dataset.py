@@ -25,11 +25,11 @@ from torchrl_marl.specs import GroupSpec, TeamSpec
 __all__ = ["Dataset", "check_new", "write_dataset"]
 
 # The file with the description, the folder of the steps, and the version of the format.
-_ABOUT, _STEPS, _VERSION = "dataset.json", "storage", 1
+_DESCRIPTION_FILE, _STEPS_FOLDER, _VERSION = "dataset.json", "storage", 1
 # Largest rounding error of an action, relative to its range.
 _ROUNDING = 1e-4
 # With it, the folder is a checkpoint of TorchRL's LazyMemmapStorage.
-_METADATA, _READ_BY_TORCHRL = "storage_metadata.json", {"metadata": {}, "is_pytree": False}
+_METADATA_FILE, _STORAGE_METADATA = "storage_metadata.json", {"metadata": {}, "is_pytree": False}
 
 
 class Dataset:
@@ -82,16 +82,16 @@ class Dataset:
             DatasetError: the folder has no dataset, or a damaged one.
         """
         folder = Path(folder)
-        if not (folder / _ABOUT).is_file():
+        if not (folder / _DESCRIPTION_FILE).is_file():
             raise DatasetError(
-                f"{quoted(str(folder))} has no dataset (no {_ABOUT}); record one by "
+                f"{quoted(str(folder))} has no dataset (no {_DESCRIPTION_FILE}); record one by "
                 "`torchrl-marl record`, or put it back."
             )
         try:
-            about = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
+            about = json.loads((folder / _DESCRIPTION_FILE).read_text(encoding="utf-8"))
             version, n_steps, entries = about["version"], about["steps"], about["entries"]
-            _check_sizes(folder / _STEPS)
-            steps = TensorDict.load_memmap(folder / _STEPS, mode="r", allow_pickle=False)
+            _check_sizes(folder / _STEPS_FOLDER)
+            steps = TensorDict.load_memmap(folder / _STEPS_FOLDER, mode="r", allow_pickle=False)
         except (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
             raise DatasetError(
                 f"dataset {quoted(str(folder))} is damaged ({error}); record it again."
@@ -104,14 +104,15 @@ class Dataset:
         if steps.batch_size != (n_steps,):
             raise DatasetError(
                 f"dataset {quoted(str(folder))} has steps {list(steps.batch_size)}, expected "
-                f"[{n_steps}] as {_ABOUT} says; record it again."
+                f"[{n_steps}] as {_DESCRIPTION_FILE} says; record it again."
             )
-        found = _described(steps)
+        found = _describe_entries(steps)
         if found != entries:
             key = min(key for key in {**found, **entries} if found.get(key) != entries.get(key))
             raise DatasetError(
                 f"dataset {quoted(str(folder))} is damaged ({key} is {found.get(key, 'missing')}, "
-                f"expected {entries.get(key, 'none')} as {_ABOUT} says); record it again."
+                f"expected {entries.get(key, 'none')} as {_DESCRIPTION_FILE} says); record it "
+                "again."
             )
         return cls(folder, about, steps)
 
@@ -155,7 +156,7 @@ class Dataset:
             found, expected = self.steps.get(group.action_key).shape[1:], group.action_spec.shape
             if found != expected:
                 raise DatasetError(
-                    f"dataset {quoted(str(self.folder))} has {_shown(group.action_key)} "
+                    f"dataset {quoted(str(self.folder))} has {_format_key(group.action_key)} "
                     f"{list(found)}, expected {list(expected)} as in the environment; record it in "
                     "this environment."
                 )
@@ -169,32 +170,32 @@ class Dataset:
         missing = next((key for key in needed if self.steps.get(key, None) is None), None)
         if missing is not None:
             raise DatasetError(
-                f"dataset {quoted(str(self.folder))} has no entry {_shown(missing)}, expected one "
-                f"as in the environment, for group {group.name!r}; record it in this environment, "
-                "or add the entry."
+                f"dataset {quoted(str(self.folder))} has no entry {_format_key(missing)}, "
+                f"expected one as in the environment, for group {group.name!r}; record it in this "
+                "environment, or add the entry."
             )
 
     def _check_agents(self, group: GroupSpec, key: NestedKey) -> None:
         found = self.steps.get(key).shape[1:]
         if found[:1] != (group.n_agents,):
             raise DatasetError(
-                f"dataset {quoted(str(self.folder))} has {_shown(key)} {list(found)}, but group "
-                f"{group.name!r} of the environment has {group.n_agents} agents; record it in this "
-                "environment."
+                f"dataset {quoted(str(self.folder))} has {_format_key(key)} {list(found)}, but "
+                f"group {group.name!r} of the environment has {group.n_agents} agents; record it "
+                "in this environment."
             )
 
     def _check_actions(self, group: GroupSpec) -> None:
         """Refuses options that the environment lacks, and numbers outside of its bounds."""
         acts = group.mask(self.steps)
         action = self.steps.get(group.action_key).reshape(*acts.shape, -1)
-        low, high = (limit.to(action.device).expand_as(action) for limit in _limits(group))
+        low, high = (limit.to(action.device).expand_as(action) for limit in _action_limits(group))
         margin = _ROUNDING * (high - low).nan_to_num(posinf=0.0)
         inside = (action >= low - margin) & (action <= high + margin)
         wrong = (~inside & acts.unsqueeze(-1)).nonzero()
         if len(wrong):
             at = tuple(wrong[0].tolist())
             raise DatasetError(
-                f"dataset {quoted(str(self.folder))} has {_shown(group.action_key)} "
+                f"dataset {quoted(str(self.folder))} has {_format_key(group.action_key)} "
                 f"{action[at].item():g} of agent {group.agent_names[at[1]]} in step {at[0]}, "
                 f"expected {low[at].item():g} to {high[at].item():g} as in the environment; record "
                 "it in this environment."
@@ -219,7 +220,7 @@ def _check_sizes(folder: Path) -> None:
                 raise ValueError(f"{name}.memmap has {found} bytes, expected {expected}")
 
 
-def _limits(group: GroupSpec) -> tuple[Tensor, Tensor]:
+def _action_limits(group: GroupSpec) -> tuple[Tensor, Tensor]:
     """Returns the smallest and the largest value of each part of an action, ``[N, A]``."""
     if group.one_hot:
         return torch.zeros(1), torch.ones(1)
@@ -233,7 +234,7 @@ def _limits(group: GroupSpec) -> tuple[Tensor, Tensor]:
     return torch.cat([torch.zeros_like(last), low], -1), torch.cat([last, high], -1)
 
 
-def _shown(key: NestedKey) -> str:
+def _format_key(key: NestedKey) -> str:
     return ".".join(key) if isinstance(key, tuple) else key
 
 
@@ -250,11 +251,11 @@ def check_new(folder: str | Path) -> Path:
             f"{quoted(str(folder))} exists, expected a new folder for the dataset; choose another "
             "--out."
         )
-    _part_of(folder).rmdir()  # fails now, and not after the episodes
+    _make_part_folder(folder).rmdir()  # fails now, and not after the episodes
     return folder
 
 
-def _part_of(folder: Path) -> Path:
+def _make_part_folder(folder: Path) -> Path:
     """Returns a new hidden folder beside ``folder``, for its unfinished content."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -290,10 +291,10 @@ def write_dataset(folder: str | Path, steps: TensorDictBase, about: Mapping[str,
     """
     folder = check_new(folder)
     Dataset(folder, about, steps)  # refuses steps that are not of whole episodes
-    whole = {"version": _VERSION, "steps": len(steps), **about, "entries": _described(steps)}
-    part = _part_of(folder)
+    whole = {"version": _VERSION, "steps": len(steps), **about, "entries": _describe_entries(steps)}
+    part = _make_part_folder(folder)
     try:
-        _write(part, steps, whole)
+        _write_files(part, steps, whole)
         part.chmod(0o755)
         os.rename(part, folder)
     except (OSError, RuntimeError) as error:
@@ -306,14 +307,16 @@ def write_dataset(folder: str | Path, steps: TensorDictBase, about: Mapping[str,
     return Dataset.open(folder)
 
 
-def _write(folder: Path, steps: TensorDictBase, about: Mapping[str, Any]) -> None:
-    steps.memmap(folder / _STEPS)
-    (folder / _STEPS / _METADATA).write_text(json.dumps(_READ_BY_TORCHRL | {"len": len(steps)}))
+def _write_files(folder: Path, steps: TensorDictBase, about: Mapping[str, Any]) -> None:
+    steps.memmap(folder / _STEPS_FOLDER)
+    (folder / _STEPS_FOLDER / _METADATA_FILE).write_text(
+        json.dumps(_STORAGE_METADATA | {"len": len(steps)})
+    )
     text = json.dumps(about, indent=2, sort_keys=True)
-    (folder / _ABOUT).write_text(text + "\n", encoding="utf-8")
+    (folder / _DESCRIPTION_FILE).write_text(text + "\n", encoding="utf-8")
 
 
-def _described(steps: TensorDictBase) -> dict[str, str]:
+def _describe_entries(steps: TensorDictBase) -> dict[str, str]:
     """Returns the shape and dtype of each entry of a step."""
     return {
         ".".join(key if isinstance(key, tuple) else (key,)): f"{list(value.shape[1:])} "

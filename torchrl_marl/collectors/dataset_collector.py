@@ -18,7 +18,7 @@ from torchrl_marl.errors import DatasetError, quoted
 __all__ = ["DatasetCollector"]
 
 # Attributes that say where the rows stand.
-_POSITION = ("frames", "n_begun", "episode", "step")
+_POSITION_ATTRIBUTES = ("frames", "n_begun", "episode", "step")
 
 
 class DatasetCollector:
@@ -68,14 +68,14 @@ class DatasetCollector:
 
     def rollout(self) -> TensorDictBase:
         """Returns the next batch."""
-        index = torch.stack([self._read() for _ in range(self.n_steps)], 1)
+        index = torch.stack([self._next_steps() for _ in range(self.n_steps)], 1)
         batch = self.dataset.steps[index]
         batch = batch.to(self.device) if self.device is not None else batch.clone()
-        self._scale(batch.get("next"))
+        self._scale_rewards(batch.get("next"))
         self.frames += batch.numel()
         return batch
 
-    def _read(self) -> Tensor:
+    def _next_steps(self) -> Tensor:
         """Returns the next step of each row, and moves on; episodes follow in turn."""
         index = self.dataset.starts[self.episode] + self.step
         ended = self.step + 1 == self.dataset.lengths[self.episode]
@@ -85,7 +85,7 @@ class DatasetCollector:
         self.n_begun += int(ended.sum())
         return index
 
-    def _scale(self, following: TensorDictBase) -> None:
+    def _scale_rewards(self, following: TensorDictBase) -> None:
         """Multiplies all rewards, in place."""
         if self.reward_scale != 1.0:
             for key, value in following.items(True, True):
@@ -97,7 +97,7 @@ class DatasetCollector:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position of each row, and the digest of the dataset."""
-        position = {name: getattr(self, name) for name in _POSITION}
+        position = {name: getattr(self, name) for name in _POSITION_ATTRIBUTES}
         return {**position, "dataset": self.dataset.digest}
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
@@ -111,7 +111,7 @@ class DatasetCollector:
                 f"dataset {quoted(str(self.dataset.folder))} is not the one that this run has read "
                 "so far; put that one back, or start a new run."
             )
-        for name in _POSITION:
+        for name in _POSITION_ATTRIBUTES:
             setattr(self, name, state.get(name, getattr(self, name)))
         return True
 

@@ -12,7 +12,7 @@ import os
 import select
 import sys
 
-_GRACE = 0.2
+_GRACE_SECONDS = 0.2
 """Seconds in which the death of the process may follow that of the parent."""
 
 
@@ -22,7 +22,7 @@ def main(pid: int, text: str) -> int:
         process = os.pidfd_open(pid)
         ready, _, _ = select.select([process, sys.stdin], [], [])
         if sys.stdin in ready and (
-            os.read(0, 1) or not select.select([process], [], [], _GRACE)[0]
+            os.read(0, 1) or not select.select([process], [], [], _GRACE_SECONDS)[0]
         ):
             return 0
     print(text, file=sys.stderr, flush=True)

@@ -129,10 +129,10 @@ class MatchPolicy(TensorDictModuleBase):
         learning_seat = torch.repeat_interleave(torch.arange(-1, len(seats)), torch.tensor(envs))
         self.register_buffer("rows", (learning_seat >= 0).nonzero().squeeze(1), persistent=False)
         self.register_buffer("seat", learning_seat[self.rows], persistent=False)
-        chances = torch.zeros(len(seats), n_slots + len(guests), dtype=torch.float64)
-        self.register_buffer("chances", chances, persistent=False)
+        probabilities = torch.zeros(len(seats), n_slots + len(guests), dtype=torch.float64)
+        self.register_buffer("chances", probabilities, persistent=False)
         for name, group in team.groups.items():
-            learns = _learns(seats, learning_seat, name, group.n_agents)
+            learns = _learning_mask(seats, learning_seat, name, group.n_agents)
             self.register_buffer(f"_learns_{name}", learns, persistent=False)
         # For each actor: the envs in which it does not act for all agents, as positions in `rows`.
         self._groups = [[own.name for own in one.group.sources] for one in self.players]
@@ -140,7 +140,7 @@ class MatchPolicy(TensorDictModuleBase):
             acts = torch.stack([~self.learns[name][self.rows].all(-1) for name in names]).any(0)
             self.register_buffer(f"_place_{i}", acts.nonzero().squeeze(1), persistent=False)
         self._add_exploiters(exploiters, seats, exploited)
-        first = next(iter(policy.parameters()), chances)
+        first = next(iter(policy.parameters()), probabilities)
         self.to(first.device)
         player_keys = [group.key("player") for group in team.groups.values()]
         self.in_keys = [*policy.in_keys, *player_keys]
@@ -156,7 +156,7 @@ class MatchPolicy(TensorDictModuleBase):
             return
         learning_seat = torch.repeat_interleave(torch.arange(len(seats)), torch.tensor(envs))
         for name, group in self.team.groups.items():
-            learns = _learns(seats, learning_seat, name, group.n_agents)
+            learns = _learning_mask(seats, learning_seat, name, group.n_agents)
             self.register_buffer(f"_exploits_{name}", learns, persistent=False)
         self.register_buffer("exploited_seat", learning_seat, persistent=False)
         self.register_buffer("_row", torch.arange(self.n_exploited), persistent=False)
@@ -179,7 +179,7 @@ class MatchPolicy(TensorDictModuleBase):
         """
         if carry is None:
             return set()
-        return set((self._playing(carry).unique() - 1).tolist()) - {-1}
+        return set((self._current_players(carry).unique() - 1).tolist()) - {-1}
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Acts for all agents, with the policy, stored players, guests and exploiters."""
@@ -191,22 +191,24 @@ class MatchPolicy(TensorDictModuleBase):
             )
         before = tensordict.copy()
         acted = self.policy(tensordict)
-        player = self._draw(before)
+        player = self._sample_players(before)
         for i, players in enumerate(self.players):
-            place = self.get_buffer(f"_place_{i}")
-            stored = player[place].clamp_max(self.n_slots) - 1
-            seen = before.select(*players.in_keys, strict=False)[self.rows[place]]
-            self._put(acted, players.act(seen, stored), place, self._groups[i])
+            positions = self.get_buffer(f"_place_{i}")
+            slots = player[positions].clamp_max(self.n_slots) - 1
+            inputs = before.select(*players.in_keys, strict=False)[self.rows[positions]]
+            self._insert_outputs(acted, players.act(inputs, slots), positions, self._groups[i])
         for i, guest in enumerate(self.guests):
-            own = player == self.n_slots + 1 + i
-            seen = before[self.rows]
-            self._put(acted, guest(seen), slice(None), list(self.team.groups), own)
-        self._note(acted, player)
+            plays_here = player == self.n_slots + 1 + i
+            inputs = before[self.rows]
+            self._insert_outputs(
+                acted, guest(inputs), slice(None), list(self.team.groups), plays_here
+            )
+        self._write_players(acted, player)
         for i, exploiter in enumerate(self.exploiters):
-            self._exploit(acted, before, exploiter, self._row + i * self.n_exploited)
+            self._insert_exploiter(acted, before, exploiter, self._row + i * self.n_exploited)
         return acted
 
-    def _playing(self, tensordict: TensorDictBase) -> Tensor:
+    def _current_players(self, tensordict: TensorDictBase) -> Tensor:
         """Returns each env's player, ``[R]``, counted from 1; 0 if none is sampled yet."""
         found = []
         for group in self.team.groups.values():
@@ -219,39 +221,40 @@ class MatchPolicy(TensorDictModuleBase):
             found.append(player.amax(-1))
         return torch.stack(found).amax(0)[self.rows]
 
-    def _draw(self, tensordict: TensorDictBase) -> Tensor:
+    def _sample_players(self, tensordict: TensorDictBase) -> Tensor:
         """Returns each env's player, ``[R]``, counted from 1; samples it if an episode begins."""
-        playing = self._playing(tensordict)
-        reach = self.chances.cumsum(-1)[self.seat]
-        point = torch.rand(reach[:, :1].shape, dtype=reach.dtype, device=reach.device)
-        drawn = (reach <= point * reach[:, -1:]).sum(-1).clamp_max(reach.shape[1] - 1)
+        playing = self._current_players(tensordict)
+        bounds = self.chances.cumsum(-1)[self.seat]
+        point = torch.rand(bounds[:, :1].shape, dtype=bounds.dtype, device=bounds.device)
+        drawn = (bounds <= point * bounds[:, -1:]).sum(-1).clamp_max(bounds.shape[1] - 1)
         return torch.where(playing == 0, drawn + 1, playing)
 
-    def _put(
+    def _insert_outputs(
         self,
         acted: TensorDictBase,
-        theirs: TensorDictBase,
-        place: Tensor | slice,
+        other_outputs: TensorDictBase,
+        positions: Tensor | slice,
         groups: Sequence[str],
-        own: Tensor | None = None,
+        plays_here: Tensor | None = None,
     ) -> None:
         """Replaces the policy's outputs for agents that other players control.
 
         Args:
             acted (TensorDictBase): outputs of the policy, ``[E]``.
-            theirs (TensorDictBase): outputs of the players in the envs ``self.rows[place]``.
-            place (Tensor or slice): positions of these envs in ``self.rows``.
+            other_outputs (TensorDictBase): outputs of the players in the envs
+                ``self.rows[positions]``.
+            positions (Tensor or slice): positions of these envs in ``self.rows``.
             groups (sequence of str): groups for which the players act.
-            own (Tensor, optional): bool mask of the envs in ``place`` in which one of the players
-                plays; default: all.
+            plays_here (Tensor, optional): bool mask of the envs at ``positions`` in which one of
+                the players plays; default: all.
         """
-        rows = self.rows[place]
+        rows = self.rows[positions]
         others = {name: ~self.learns[name][rows] for name in groups}
-        if own is not None:
-            others = {name: other & own.unsqueeze(-1) for name, other in others.items()}
-        _replace(acted, theirs, rows, others)
+        if plays_here is not None:
+            others = {name: other & plays_here.unsqueeze(-1) for name, other in others.items()}
+        _replace_outputs(acted, other_outputs, rows, others)
 
-    def _note(self, acted: TensorDictBase, player: Tensor) -> None:
+    def _write_players(self, acted: TensorDictBase, player: Tensor) -> None:
         """Writes each agent's player, and whether the learning policy controls the agent."""
         size = acted.batch_size[0]
         everywhere = player.new_zeros(size).index_copy(0, self.rows, player)
@@ -261,34 +264,36 @@ class MatchPolicy(TensorDictModuleBase):
             acted.set((name, "learns"), learns.clone())
             acted.set(("next", name, "player"), player)
 
-    def _exploit(
+    def _insert_exploiter(
         self, acted: TensorDictBase, before: TensorDictBase, exploiter: nn.Module, rows: Tensor
     ) -> None:
         """Writes an exploiter's actions for its seats, and that only the exploiter learns there."""
         learns = {name: self.get_buffer(f"_exploits_{name}") for name in self.team.groups}
-        _replace(acted, exploiter(before[rows]), rows, learns)
+        _replace_outputs(acted, exploiter(before[rows]), rows, learns)
         for name, own in learns.items():
             all_learns = acted.get((name, "learns"))
             acted.set((name, "learns"), all_learns.index_copy(0, rows, own))
 
 
-def _replace(
-    acted: TensorDictBase, theirs: TensorDictBase, rows: Tensor, others: Mapping[str, Tensor]
+def _replace_outputs(
+    acted: TensorDictBase, other_outputs: TensorDictBase, rows: Tensor, others: Mapping[str, Tensor]
 ) -> None:
     """Replaces a policy's outputs for agents that another policy controls.
 
     Args:
         acted (TensorDictBase): outputs of the policy, ``[E]``.
-        theirs (TensorDictBase): outputs of the other policy, ``[R]``.
+        other_outputs (TensorDictBase): outputs of the other policy, ``[R]``.
         rows (Tensor): indices of the envs of the other policy, ``[R]``.
         others (mapping): group -> mask of the agents that the other policy controls, ``[R, N]``.
     """
     for name, other in others.items():
-        for key in _written(name, theirs):
-            mine = acted.get(key, None)
-            if mine is not None:
-                value = torch.where(expand_mask(other, mine[rows]), theirs.get(key), mine[rows])
-                acted.set(key, mine.index_copy(0, rows, value))
+        for key in _written_keys(name, other_outputs):
+            own = acted.get(key, None)
+            if own is not None:
+                value = torch.where(
+                    expand_mask(other, own[rows]), other_outputs.get(key), own[rows]
+                )
+                acted.set(key, own.index_copy(0, rows, value))
 
 
 def _check_seats(team: TeamSpec, seats: Sequence[Seat]) -> None:
@@ -305,7 +310,9 @@ def _check_seats(team: TeamSpec, seats: Sequence[Seat]) -> None:
             )
 
 
-def _learns(seats: Sequence[Seat], learning_seat: Tensor, group: str, n_agents: int) -> Tensor:
+def _learning_mask(
+    seats: Sequence[Seat], learning_seat: Tensor, group: str, n_agents: int
+) -> Tensor:
     """Returns a mask of the agents of a group for which a policy acts, ``[E, N]``.
 
     Args:
@@ -315,13 +322,13 @@ def _learns(seats: Sequence[Seat], learning_seat: Tensor, group: str, n_agents: 
         n_agents (int): number of agents of the group.
     """
     seat = torch.full((n_agents,), -1)
-    for i, own in enumerate(seats):
-        seat[list(own.get(group, ()))] = i
+    for i, seat_agents in enumerate(seats):
+        seat[list(seat_agents.get(group, ()))] = i
     return (learning_seat.unsqueeze(-1) == seat) | (learning_seat < 0).unsqueeze(-1)
 
 
-def _written(group: str, theirs: TensorDictBase) -> list[NestedKey]:
+def _written_keys(group: str, outputs: TensorDictBase) -> list[NestedKey]:
     """Returns the keys of a group's actions and hidden states that a policy wrote."""
     keys: list[NestedKey] = [(group, leaf) for leaf in ("action", "action_log_prob", "channel")]
     keys.append(("next", group, "hidden"))
-    return [key for key in keys if theirs.get(key, None) is not None]
+    return [key for key in keys if outputs.get(key, None) is not None]

@@ -64,14 +64,14 @@ def answer_of(ray: Any, result: Any, ready: bool, timeout: float, who: str = "")
     except ray.exceptions.RayTaskError as error:
         cause = error.cause
         if isinstance(cause, UserError) and not isinstance(cause, WorkerError):
-            raise _named(cause, who, str(error)) from None
-        return ActorFailure(_raised(error), lost=False, traceback=str(error))
+            raise _prefix_error(cause, who, str(error)) from None
+        return ActorFailure(_describe_error(error), lost=False, traceback=str(error))
     except ray.exceptions.RayError as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return ActorFailure(f"is gone ({lines[0]})", lost=True, traceback=str(error))
 
 
-def _named(cause: UserError, who: str, traceback: str) -> UserError:
+def _prefix_error(cause: UserError, who: str, traceback: str) -> UserError:
     if not who:
         return cause
     kind = type(cause)
@@ -80,7 +80,7 @@ def _named(cause: UserError, who: str, traceback: str) -> UserError:
     return error
 
 
-def _raised(error: Any) -> str:
+def _describe_error(error: Any) -> str:
     """Describes an error, as in ``"raised ValueError: it broke (environment.py, line 3)"``."""
     text = " ".join(str(error.cause).split())[:500]
     places = re.findall(r'File "([^"]+)", line (\d+)', str(error))
@@ -88,7 +88,7 @@ def _raised(error: Any) -> str:
     return f"raised {type(error.cause).__name__}" + (f": {text}" if text else "") + where
 
 
-_TO_IMPORT = 300.0  # minimum timeout, in seconds, for an actor to import and build its shards
+_BUILD_TIMEOUT = 300.0  # minimum timeout, in seconds, for an actor to import and build its shards
 
 
 class OnRay:
@@ -139,28 +139,28 @@ class OnRay:
         self._n_spares = 0 if gpus else spares
         self._lives = [0] * len(makers)
         self._lost: set[int] = set()
-        self._seen = False
-        self._pending: deque[list[Any]] = deque()
+        self._has_played = False
+        self._pending_batches: deque[list[Any]] = deque()
         self._spares: list[Any] = []
         self.actors: list[Any] = []
         try:
-            n = self._number(actors, cpus, gpus)
+            n = self._count_actors(actors, cpus, gpus)
             bounds = [round(i * len(makers) / n) for i in range(n + 1)]
             self.own = [range(*bounds[i : i + 2]) for i in range(n)]
             self.actors = [self._new_actor() for _ in range(n)]
-            self._make_all({})
+            self._build_shards({})
         except BaseException:
             self.close()
             raise
 
-    def _number(self, actors: int | None, cpus: float, gpus: float) -> int:
+    def _count_actors(self, actors: int | None, cpus: float, gpus: float) -> int:
         """Returns the number of actors, after checking it against Ray's free CPUs and GPUs."""
-        room = min(
+        capacity = min(
             self.connection.cpus / cpus if cpus else math.inf,
             self.connection.gpus / gpus if gpus else math.inf,
         )
-        n = min(len(self.makers), int(min(room, 1e6))) if actors is None else actors
-        if n < 1 or n > room:
+        n = min(len(self.makers), int(min(capacity, 1e6))) if actors is None else actors
+        if n < 1 or n > capacity:
             raise ConfigError(
                 f"{actors or 1} actors with {cpus:g} CPUs and {gpus:g} GPUs each "
                 "(distributed.actors, cpus_per_actor, gpus_per_actor) exceed the free resources of "
@@ -175,16 +175,16 @@ class OnRay:
         """Starts a batch on every shard."""
         assert weights is not None
         sent = self._ray.put(to_arrays(weights))
-        self._pending.append([actor.play.remote(sent, with_state) for actor in self.actors])
+        self._pending_batches.append([actor.play.remote(sent, with_state) for actor in self.actors])
 
     def take(self, journal: ReplayLog) -> list[ShardResult]:
         """Returns every shard's part of the oldest batch in progress."""
         first = "the actors build their environments, compile graphs, and play a first batch"
-        with contextlib.nullcontext() if self._seen else announce(first):
-            answers = self._answers(self._pending.popleft())
-        self._seen = True
-        played = [one for a, own in enumerate(answers) for one in self._played(a, own, journal)]
-        self._keep_spares()
+        with contextlib.nullcontext() if self._has_played else announce(first):
+            answers = self._await(self._pending_batches.popleft())
+        self._has_played = True
+        played = [one for a, own in enumerate(answers) for one in self._results(a, own, journal)]
+        self._refill_spares()
         return played
 
     def play(self, a: int, entry: WeightsRecord) -> Any:
@@ -204,37 +204,39 @@ class OnRay:
             call (ObjectRef): pending call from :meth:`play`.
             journal (ReplayLog): log from which lost shards are restored.
         """
-        (answer,) = self._answers([call])
-        played = self._played(a, answer, journal)
-        self._keep_spares()
+        (answer,) = self._await([call])
+        played = self._results(a, answer, journal)
+        self._refill_spares()
         return played
 
-    def _played(self, a: int, answer: Any, journal: ReplayLog) -> list[ShardResult]:
+    def _results(self, a: int, answer: Any, journal: ReplayLog) -> list[ShardResult]:
         """Returns the batches of an actor's shards; plays them again if the actor has failed."""
         if isinstance(answer, ActorFailure):
-            answer = self._put_back(a, answer, journal)
+            answer = self._recover_actor(a, answer, journal)
         own = zip(self.own[a], answer)
         played = [ShardResult(unpack(batch), state, i in self._lost) for i, (batch, state) in own]
         self.counters["episodes_lost"] += sum(len(one.batch) for one in played if one.lost)
         self._lost.difference_update(self.own[a])
         return played
 
-    def _answers(self, results: Sequence[Any], patience: float = 0.0, what: str = "") -> list[Any]:
+    def _await(self, results: Sequence[Any], min_timeout: float = 0.0, what: str = "") -> list[Any]:
         """Waits for calls to actors, and returns the answer or failure of each."""
-        results, timeout = list(results), max(self.timeout, patience)
+        results, timeout = list(results), max(self.timeout, min_timeout)
         ended, _ = self.connection.wait(results, len(results), timeout)
         ready = set(ended)
-        who = [f"shard {_listed(own)} {what}" if what else "" for own in self.own]
-        return [answer_of(self._ray, x, x in ready, timeout, own) for x, own in zip(results, who)]
+        subjects = [f"shard {_shard_list(own)} {what}" if what else "" for own in self.own]
+        return [
+            answer_of(self._ray, x, x in ready, timeout, own) for x, own in zip(results, subjects)
+        ]
 
     # -------------------------------------------------------------------------------- deaths
 
-    def _put_back(self, a: int, failure: ActorFailure, journal: ReplayLog) -> Any:
+    def _recover_actor(self, a: int, failure: ActorFailure, journal: ReplayLog) -> Any:
         """Restores a failed actor's shards; returns their part of the batch that began first."""
         tries = 1
         while tries <= self.max_restarts:
-            self._replace(a, failure)
-            answer = self._play_again(a, journal)
+            self._replace_actor(a, failure)
+            answer = self._replay(a, journal)
             if not isinstance(answer, ActorFailure):
                 return answer
             tries += 1
@@ -242,38 +244,39 @@ class OnRay:
                 break
             failure = answer
         raise failure.error(
-            f"the actor of shard {_listed(self.own[a])} failed {tries} times in one batch; at last "
-            "it",
+            f"the actor of shard {_shard_list(self.own[a])} failed {tries} times in one batch; "
+            "at last it",
             "; the last checkpoint stays, and `torchrl-marl train --resume` resumes from it.",
         )
 
-    def _replace(self, a: int, failure: ActorFailure) -> None:
+    def _replace_actor(self, a: int, failure: ActorFailure) -> None:
         """Counts a restart; replaces the actor if its process is lost."""
         self.counters["collector_restarts"] += 1
         warnings.warn(
-            f"the actor of shard {_listed(self.own[a])} {failure.reason}; its shards are restored.",
+            f"the actor of shard {_shard_list(self.own[a])} {failure.reason}; its shards are "
+            "restored.",
             stacklevel=2,
         )
         if failure.lost:
             self._ray.kill(self.actors[a])
             self.actors[a] = self._spares.pop() if self._spares else self._new_actor()
 
-    def _play_again(self, a: int, journal: ReplayLog) -> Any:
+    def _replay(self, a: int, journal: ReplayLog) -> Any:
         """Rebuilds an actor's shards, replays their batches, and starts the pending ones again."""
-        making = self._make(a, self._states_of(a, journal), trust=True)
-        (made,) = self._answers([making], _TO_IMPORT)
-        if isinstance(made, ActorFailure):
-            return made
+        call = self._start_building(a, self._snapshots_of(a, journal), trust=True)
+        (answer,) = self._await([call], _BUILD_TIMEOUT)
+        if isinstance(answer, ActorFailure):
+            return answer
         # Shards with new episodes have nothing to replay.
-        fresh = not self._lost.isdisjoint(self.own[a])
-        entries = journal.entries[journal.taken if fresh else 0 :]
+        lost_episodes = not self._lost.isdisjoint(self.own[a])
+        entries = journal.entries[journal.taken if lost_episodes else 0 :]
         results = [self.play(a, entry) for entry in entries]
-        results = results[0 if fresh else journal.taken :]
-        for later, result in zip(self._pending, results[1:]):
+        results = results[0 if lost_episodes else journal.taken :]
+        for later, result in zip(self._pending_batches, results[1:]):
             later[a] = result
-        return self._answers(results[:1])[0]
+        return self._await(results[:1])[0]
 
-    def _states_of(self, a: int, journal: ReplayLog) -> dict[int, Mapping[str, Any]]:
+    def _snapshots_of(self, a: int, journal: ReplayLog) -> dict[int, Mapping[str, Any]]:
         """Returns the snapshots of an actor's shards; a shard without one begins new episodes."""
         if journal.keeps and journal.snapshots is None:
             return {}  # the shards' initial states
@@ -282,10 +285,10 @@ class OnRay:
             if journal.keeps and is_exact(journal.snapshots[i]):  # type: ignore[index]
                 states[i] = journal.snapshots[i]  # type: ignore[index]
             else:
-                self._lose(i)
+                self._mark_lost(i)
         return states
 
-    def _lose(self, shard: int) -> None:
+    def _mark_lost(self, shard: int) -> None:
         self._lives[shard] += 1
         self._lost.add(shard)
 
@@ -295,20 +298,20 @@ class OnRay:
         options = {**self._options, "num_cpus": 0} if spare else self._options
         return self._ray.remote(ShardActor).options(**options).remote()
 
-    def _keep_spares(self) -> None:
+    def _refill_spares(self) -> None:
         while len(self._spares) < self._n_spares:
             spare = self._new_actor(spare=True)
             spare.ready.remote(self.makers[0])
             self._spares.append(spare)
 
-    def _make(self, a: int, states: Mapping[int, Mapping[str, Any]], trust: bool) -> Any:
+    def _start_building(self, a: int, states: Mapping[int, Mapping[str, Any]], trust: bool) -> Any:
         """Starts to build an actor's shards; its answer says which shards have lost no episodes."""
         makers = {i: self.makers[i] for i in self.own[a]}
         lives = {i: self._lives[i] for i in makers}
-        own = {i: states[i] for i in makers if i in states}
-        return self.actors[a].make.remote(makers, lives, own, trust)
+        own_states = {i: states[i] for i in makers if i in states}
+        return self.actors[a].make.remote(makers, lives, own_states, trust)
 
-    def _make_all(
+    def _build_shards(
         self,
         states: Mapping[int, Mapping[str, Any]],
         trust: bool = False,
@@ -320,43 +323,43 @@ class OnRay:
             WorkerError: an actor fails; the message names the actor's shards, and has its
                 traceback.
         """
-        kept: dict[int, bool] = {}
-        which = range(len(self.actors)) if only is None else only
-        calls = [self._make(a, states, trust) for a in which]
-        for a, answer in zip(which, self._answers(calls, _TO_IMPORT, "cannot be made")):
+        continues: dict[int, bool] = {}
+        actors = range(len(self.actors)) if only is None else only
+        calls = [self._start_building(a, states, trust) for a in actors]
+        for a, answer in zip(actors, self._await(calls, _BUILD_TIMEOUT, "cannot be made")):
             if isinstance(answer, ActorFailure):
                 raise answer.error(
-                    f"shard {_listed(self.own[a])} cannot be made: its actor",
+                    f"shard {_shard_list(self.own[a])} cannot be made: its actor",
                     "; in a cluster, one machine must have room for it "
                     "(distributed.cpus_per_actor).",
                 )
-            kept |= answer
-        return kept
+            continues |= answer
+        return continues
 
     # ---------------------------------------------------------------------------------- state
 
     def states(self) -> list[dict[str, Any]]:
         """Returns the states of the shards at the end of the batch that began last."""
         found: dict[int, dict[str, Any]] = {}
-        answers = self._answers([actor.states.remote() for actor in self.actors])
+        answers = self._await([actor.states.remote() for actor in self.actors])
         for a, answer in enumerate(answers):
-            found |= self._restart(a, answer) if isinstance(answer, ActorFailure) else answer
+            found |= self._restart_actor(a, answer) if isinstance(answer, ActorFailure) else answer
         return [found[i] for i in range(len(self.makers))]
 
-    def _restart(self, a: int, failure: ActorFailure) -> dict[int, dict[str, Any]]:
+    def _restart_actor(self, a: int, failure: ActorFailure) -> dict[int, dict[str, Any]]:
         """Rebuilds an actor's shards with new episodes, and returns their states."""
-        self._replace(a, failure)
+        self._replace_actor(a, failure)
         for i in self.own[a]:
-            self._lose(i)
-        self._make_all({}, only=[a])
-        (answer,) = self._answers([self.actors[a].states.remote()])
+            self._mark_lost(i)
+        self._build_shards({}, only=[a])
+        (answer,) = self._await([self.actors[a].states.remote()])
         if isinstance(answer, ActorFailure):
-            raise answer.error(f"the actor of shard {_listed(self.own[a])}", ".")
+            raise answer.error(f"the actor of shard {_shard_list(self.own[a])}", ".")
         return answer
 
     def load(self, states: Sequence[Mapping[str, Any]] | None) -> list[bool]:
         """Restores the shards; if there are no states, all shards start new episodes."""
-        self._pending.clear()
+        self._pending_batches.clear()
         given: dict[int, Mapping[str, Any]] = {}
         for i in range(len(self.makers)):
             life = self._lives[i] if states is None else states[i]["life"]
@@ -364,7 +367,7 @@ class OnRay:
                 given[i], self._lives[i] = states[i], life
             else:
                 self._lives[i] = life + 1
-        kept = self._make_all(given, trust=is_trusting())
+        kept = self._build_shards(given, trust=is_trusting())
         return [i in given and kept[i] for i in range(len(self.makers))]
 
     def close(self) -> None:
@@ -373,9 +376,9 @@ class OnRay:
         for actor in (*self.actors, *self._spares) if self._ray.is_initialized() else ():
             self._ray.kill(actor)
         self.actors, self._spares = [], []
-        self._pending.clear()
+        self._pending_batches.clear()
         self.connection.close()
 
 
-def _listed(shards: range) -> str:
+def _shard_list(shards: range) -> str:
     return ", ".join(map(str, shards))

@@ -22,11 +22,11 @@ from torchrl_marl.runtime.random_state import RandomState
 
 __all__ = ["Connection", "connect"]
 
-_MANY_MACHINES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+_CLUSTER_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Environment variable of Ray; if it is enabled, Ray replaces 127.0.0.1 by another address."""
-_GLANCE = 2.0
+_POLL_SECONDS = 2.0
 """Seconds between two checks that Ray is alive."""
-_users = 0
+_n_connections = 0
 _started_here = False
 
 
@@ -38,8 +38,8 @@ class Connection:
     """
 
     def __init__(self, ray: Any) -> None:
-        self.ray, self._open = ray, True
-        self._notice: subprocess.Popen[bytes] | None = None
+        self.ray, self._is_open = ray, True
+        self._death_notice: subprocess.Popen[bytes] | None = None
 
     @property
     def cpus(self) -> float:
@@ -62,15 +62,15 @@ class Connection:
             WorkerError: the Ray that this process started has died, which ``ray.wait`` does not
                 notice.
         """
-        until = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout
         while True:
-            left = until - time.monotonic()
+            remaining = deadline - time.monotonic()
             ended, others = self.ray.wait(
-                list(calls), num_returns=n, timeout=max(0.0, min(left, _GLANCE))
+                list(calls), num_returns=n, timeout=max(0.0, min(remaining, _POLL_SECONDS))
             )
-            if len(ended) >= n or left <= _GLANCE:
+            if len(ended) >= n or remaining <= _POLL_SECONDS:
                 return ended, others
-            if self._notice is not None and self._notice.poll():
+            if self._death_notice is not None and self._death_notice.poll():
                 raise WorkerError("the Ray that was started here has died; resume with --resume.")
 
     def report_death(self, text: str) -> None:
@@ -81,32 +81,33 @@ class Connection:
         Args:
             text (str): one sentence.
         """
-        pid = _raylet(self.ray) if _started_here else None
+        pid = _raylet_pid(self.ray) if _started_here else None
         if pid is not None and hasattr(os, "pidfd_open"):
             script = Path(__file__).with_name("death_notice.py")
-            self._notice = subprocess.Popen(
+            self._death_notice = subprocess.Popen(
                 [sys.executable, "-I", str(script), str(pid), f"torchrl_marl: {text}"],
                 stdin=subprocess.PIPE,
                 start_new_session=True,  # Ctrl-C is not for it
             )
-            atexit.register(self._leave)  # runs before Ray's exit handler, which ends its processes
+            # It runs before Ray's exit handler, which ends Ray's processes.
+            atexit.register(self._announce_shutdown)
 
-    def _leave(self) -> None:
+    def _announce_shutdown(self) -> None:
         """Announces that Ray's processes will end as planned."""
-        if self._notice is not None:
-            self._notice.communicate(b"x")
-            self._notice = None
-            atexit.unregister(self._leave)
+        if self._death_notice is not None:
+            self._death_notice.communicate(b"x")
+            self._death_notice = None
+            atexit.unregister(self._announce_shutdown)
 
     def close(self) -> None:
         """Shuts Ray down if this process started it and this was its last connection."""
-        global _users, _started_here
-        if not self._open:
+        global _n_connections, _started_here
+        if not self._is_open:
             return
-        self._open = False
-        self._leave()
-        _users -= 1
-        if _users == 0 and _started_here:
+        self._is_open = False
+        self._announce_shutdown()
+        _n_connections -= 1
+        if _n_connections == 0 and _started_here:
             _started_here = False
             self.ray.shutdown()
 
@@ -123,7 +124,7 @@ def connect(address: str | None, cpus: float = 0.0) -> Connection:
         MissingExtraError: Ray is not installed.
         ConfigError: the cluster does not answer, or Ray does not start.
     """
-    global _users, _started_here
+    global _n_connections, _started_here
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
@@ -132,48 +133,50 @@ def connect(address: str | None, cpus: float = 0.0) -> Connection:
         raise MissingExtraError("ray", "ray") from None
     if not ray.is_initialized():
         given = address or os.environ.get("RAY_ADDRESS")
-        _start(ray, given, cpus)
+        _start_ray(ray, given, cpus)
         _started_here = True
-    _users += 1
+    _n_connections += 1
     return Connection(ray)
 
 
-def _start(ray: Any, address: str | None, cpus: float) -> None:
+def _start_ray(ray: Any, address: str | None, cpus: float) -> None:
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address is None:
-        own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        options |= {"address": "local", "num_cpus": max(own or 1, int(cpus + 0.999))}
+        n_cpus = (
+            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        )
+        options |= {"address": "local", "num_cpus": max(n_cpus or 1, int(cpus + 0.999))}
         options |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
     else:
         options["address"] = address
     if not (address or "").startswith("ray://"):
-        options["job_config"] = _job(ray)
+        options["job_config"] = _make_job_config(ray)
     # Ray would end the process at once on SIGTERM, but a run must be saved first.
-    ours = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGTERM) if ours else None
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    previous_handler = signal.getsignal(signal.SIGTERM) if in_main_thread else None
     try:
         # Ray draws ports from Python's random generator, but must not change the run's numbers.
         with RandomState(secrets.randbits(32)).active():
-            _reach(address)
-            with _on_loopback() if address is None else contextlib.nullcontext():
-                _init(ray, options, tries=2 if address is None else 1)
+            _check_reachable(address)
+            with _listen_on_loopback() if address is None else contextlib.nullcontext():
+                _init_with_retries(ray, options, tries=2 if address is None else 1)
     except Exception as error:
-        why = quoted(" ".join(str(error).split())[:300])
+        reason = quoted(" ".join(str(error).split())[:300])
         if address is None:
             raise ConfigError(
-                f"Ray does not start on this machine ({why}); it needs 30 s of a CPU and room "
+                f"Ray does not start on this machine ({reason}); it needs 30 s of a CPU and room "
                 "for its temporary files: free them, or use distributed.backend=none."
             ) from error
         raise ConfigError(
-            f"no cluster of Ray answers at {quoted(address)} ({why}); start one there with `ray "
+            f"no cluster of Ray answers at {quoted(address)} ({reason}); start one there with `ray "
             "start --head`, or omit distributed.address (and RAY_ADDRESS) to start a local Ray."
         ) from error
     finally:
-        if ours:
-            signal.signal(signal.SIGTERM, before)
+        if in_main_thread:
+            signal.signal(signal.SIGTERM, previous_handler)
 
 
-def _raylet(ray: Any) -> int | None:
+def _raylet_pid(ray: Any) -> int | None:
     """Returns the process ID of Ray's raylet on this machine; None if unknown."""
     node = getattr(ray._private.worker, "_global_node", None)
     processes = getattr(node, "all_processes", {}).get("raylet")
@@ -181,7 +184,7 @@ def _raylet(ray: Any) -> int | None:
 
 
 @contextlib.contextmanager
-def _on_loopback() -> Iterator[None]:
+def _listen_on_loopback() -> Iterator[None]:
     """Makes Ray listen at 127.0.0.1 only, if it is started within the context.
 
     The option ``_node_ip_address="127.0.0.1"`` is not enough, because Ray replaces this address by
@@ -189,18 +192,18 @@ def _on_loopback() -> Iterator[None]:
     """
     from ray._private import ray_constants
 
-    before, known = os.environ.get(_MANY_MACHINES), ray_constants.ENABLE_RAY_CLUSTER
-    os.environ[_MANY_MACHINES], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    previous, was_enabled = os.environ.get(_CLUSTER_VARIABLE), ray_constants.ENABLE_RAY_CLUSTER
+    os.environ[_CLUSTER_VARIABLE], ray_constants.ENABLE_RAY_CLUSTER = "0", False
     try:
         yield
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER = known
-        os.environ.pop(_MANY_MACHINES)
-        if before is not None:
-            os.environ[_MANY_MACHINES] = before
+        ray_constants.ENABLE_RAY_CLUSTER = was_enabled
+        os.environ.pop(_CLUSTER_VARIABLE)
+        if previous is not None:
+            os.environ[_CLUSTER_VARIABLE] = previous
 
 
-def _job(ray: Any) -> Any:
+def _make_job_config(ray: Any) -> Any:
     """Returns a job config that gives workers the import path of this process.
 
     By default Ray puts the current folder first, even if it is not on this process's path.
@@ -218,7 +221,7 @@ def _job(ray: Any) -> Any:
     return Job(_py_driver_sys_path=paths)
 
 
-def _reach(address: str | None, seconds: float = 10.0) -> None:
+def _check_reachable(address: str | None, seconds: float = 10.0) -> None:
     """Checks quickly that a cluster listens at the address; Ray itself would wait for minutes.
 
     Raises:
@@ -229,13 +232,13 @@ def _reach(address: str | None, seconds: float = 10.0) -> None:
         socket.create_connection((host, int(port)), seconds).close()
 
 
-def _init(ray: Any, options: dict[str, Any], tries: int) -> None:
+def _init_with_retries(ray: Any, options: dict[str, Any], tries: int) -> None:
     """Starts Ray; tries again if its processes start too slowly, for example on a busy machine."""
-    for left in reversed(range(tries)):
+    for tries_left in reversed(range(tries)):
         try:
             ray.init(**options)
             return
         except Exception:
             ray.shutdown()
-            if not left:
+            if not tries_left:
                 raise

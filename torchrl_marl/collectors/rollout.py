@@ -71,9 +71,9 @@ def check_finite(team: TeamSpec, data: TensorDictBase) -> None:
         NonFiniteError: a value is not finite; the message names group, key, env and step.
         SpecError: an agent has no legal action; the message names group, agent, env and step.
     """
-    stuck = list(_stuck(team, data))
+    stuck = list(_agents_without_actions(team, data))
     found = [
-        (group, key, _broken(value, mask, padding, data))
+        (group, key, _non_finite_mask(value, mask, padding, data))
         for group, key, mask, padding in _checked_entries(team, data)
         if (value := data.get(key, None)) is not None and value.is_floating_point()
     ]
@@ -84,32 +84,35 @@ def check_finite(team: TeamSpec, data: TensorDictBase) -> None:
         if bool(broken.any()):
             raise NonFiniteError(
                 f"group {group!r}: {key!r} of the environment is NaN or infinite "
-                f"({_place(broken, data)} of the batch); training stops, and the last checkpoint "
-                "stays. Fix the environment."
+                f"({_describe_location(broken, data)} of the batch); training stops, and the "
+                "last checkpoint stays. Fix the environment."
             )
     spec, broken = next(entry for entry in stuck if bool(entry[1].any()))
     agent = spec.agent_names[int(broken.nonzero()[0, -1])]
     raise SpecError(
         f"group {spec.name!r}: agent {agent!r} acts and has no legal action "
-        f"({_place(broken, data)} of the batch: its {spec.action_mask_key!r} is False everywhere, "
+        f"({_describe_location(broken, data)} of the batch: its {spec.action_mask_key!r} is "
+        "False everywhere, "
         f"its {spec.mask_key!r} True); make an action legal, such as a no-op, or the mask False. "
         "Training stops, and the last checkpoint stays."
     )
 
 
-def _place(broken: Tensor, data: TensorDictBase) -> str:
+def _describe_location(broken: Tensor, data: TensorDictBase) -> str:
     """Returns a text with the env and step of the first True in a mask ``[E, T]`` or ``[E]``."""
     where = broken.nonzero()[0].tolist()[: data.ndim]
     return ", ".join(f"{n} {i}" for n, i in zip(("env", "step"), where))
 
 
-def _stuck(team: TeamSpec, data: TensorDictBase) -> Iterator[tuple[GroupSpec, Tensor]]:
+def _agents_without_actions(
+    team: TeamSpec, data: TensorDictBase
+) -> Iterator[tuple[GroupSpec, Tensor]]:
     """Yields groups with action masks, and masks of agents without legal actions, ``[*B, N]``."""
     for group in team.groups.values():
         if group.action_mask_key is not None:
-            stuck = ~data.get(group.action_mask_key).any(-1)
+            without_actions = ~data.get(group.action_mask_key).any(-1)
             acts = None if group.mask_key is None else data.get(group.mask_key)
-            yield group, stuck if acts is None else stuck & acts
+            yield group, without_actions if acts is None else without_actions & acts
 
 
 def _checked_entries(
@@ -125,21 +128,21 @@ def _checked_entries(
         states = () if group.agent_state_key is None else (group.agent_state_key,)
         keys = (*group.observation_keys, *states)
         for key in keys:
-            yield group.name, key, mask, _padding(group, key)
+            yield group.name, key, mask, _find_padding(group, key)
         yield group.name, ("next", *_as_tuple(group.reward_key)), group.living(data), None
         for key in keys:
-            yield group.name, ("next", *_as_tuple(key)), next_mask, _padding(group, key)
+            yield group.name, ("next", *_as_tuple(key)), next_mask, _find_padding(group, key)
     if team.state_spec is not None:
         yield "all groups", "state", None, None
         yield "all groups", ("next", "state"), None, None
 
 
-def _padding(group: GroupSpec, key: NestedKey) -> Padding | None:
+def _find_padding(group: GroupSpec, key: NestedKey) -> Padding | None:
     inner = _as_tuple(key)[1:]
     return group.paddings.get(inner if len(inner) > 1 else inner[0])
 
 
-def _broken(
+def _non_finite_mask(
     value: Tensor, mask: Tensor | None, padding: Padding | None, data: TensorDictBase
 ) -> Tensor:
     """Returns a mask of the steps in which a living agent's value is not finite, ``[*B]``."""
@@ -235,7 +238,7 @@ class RolloutCollector:
         written = getattr(policy, "out_keys", None)
         if written:
             check_actions(written, self.env.action_keys)
-        self._checked: Any = None  # the policy whose actions have been checked
+        self._checked_policy: Any = None  # the policy whose actions have been checked
         self.n_steps = math.ceil(frames_per_batch / max(self.env.batch_size.numel(), 1))
         self.frames_per_batch = self.n_steps * self.env.batch_size.numel()
         self.total_frames = total_frames
@@ -293,7 +296,7 @@ class RolloutCollector:
                 entry. For graphs, :meth:`finish` raises this error.
         """
         try:
-            batch = self._collect()
+            batch = self._collect_batch()
         except Exception:
             # NaN actions can make a simulator fail anywhere: report what caused them instead.
             if self.team is not None and self._carry is not None:
@@ -320,18 +323,18 @@ class RolloutCollector:
                 check_finite(self.team, batch)
         self.prepare()
 
-    def _collect(self) -> TensorDictBase:
+    def _collect_batch(self) -> TensorDictBase:
         if self._carry is None or self.reset_at_each_iter:
-            self._start()
-        at_random = self.policy is None or self.frames < self.init_random_frames
+            self._reset_env()
+        acts_randomly = self.policy is None or self.frames < self.init_random_frames
         with torch.no_grad(), set_exploration_type(self.exploration_type):
             batch = None
             if self.execution != "eager":
-                batch = self._run_graph(None if at_random else self.policy)
+                batch = self._run_graph(None if acts_randomly else self.policy)
             if batch is None:
-                batch = self._run_steps(self.env.rand_action if at_random else self.policy)
+                batch = self._run_steps(self.env.rand_action if acts_randomly else self.policy)
         self.frames += self.frames_per_batch
-        self._name_trajectories(batch)
+        self._assign_trajectory_ids(batch)
         if self.storing_device is not None:
             batch = batch.to(self.storing_device)
         return batch if self.postproc is None else self.postproc(batch)
@@ -340,9 +343,9 @@ class RolloutCollector:
         steps = []
         for _ in range(self.n_steps):
             acted = policy(self._carry)
-            if policy is not self._checked:
+            if policy is not self._checked_policy:
                 self._check_actions(acted)
-                self._checked = policy
+                self._checked_policy = policy
             step, self._carry = self.env.step_and_maybe_reset(acted)
             steps.append(step.exclude(*self._unrecorded) if self._unrecorded else step)
         return LazyStackedTensorDict.maybe_dense_stack(steps, len(self.env.batch_size))
@@ -399,7 +402,7 @@ class RolloutCollector:
 
     def _check_actions(self, acted: TensorDictBase) -> None:
         """Checks the actions of a policy without ``out_keys``."""
-        given = [key for key in self.env.action_keys if _has(acted, key)]
+        given = [key for key in self.env.action_keys if _has_entry(acted, key)]
         check_actions(given, self.env.action_keys)
 
     @property
@@ -407,24 +410,24 @@ class RolloutCollector:
         """The step from which the next batch continues, ``[E]``; None before the first batch."""
         return self._carry
 
-    def _start(self) -> None:
+    def _reset_env(self) -> None:
         self._carry = self.env.reset()
         num_envs = self.env.batch_size.numel()
         ids = torch.arange(num_envs, device=self._carry.get(self.env.done_keys[0]).device)
         first = 0 if self._traj_ids is None else self._traj_ids.max() + 1
         self._traj_ids = ids + first
 
-    def _name_trajectories(self, batch: TensorDictBase) -> None:
+    def _assign_trajectory_ids(self, batch: TensorDictBase) -> None:
         """Writes the id of the episode to which each step of each env belongs."""
         assert self._traj_ids is not None  # set by the reset
-        done = self._ends(batch).reshape(-1, self.n_steps).transpose(0, 1)
+        done = self._episode_ends(batch).reshape(-1, self.n_steps).transpose(0, 1)
         numbers = done.flatten().cumsum(0).view_as(done) + self._traj_ids.max()
         after = torch.where(done, numbers, 0)  # number of the episode that starts after a step
         ids = torch.cat([self._traj_ids.unsqueeze(0), after]).cummax(0).values
         self._traj_ids = ids[-1]
         batch.set(("collector", "traj_ids"), ids[:-1].transpose(0, 1).reshape(batch.shape))
 
-    def _ends(self, batch: TensorDictBase) -> Tensor:
+    def _episode_ends(self, batch: TensorDictBase) -> Tensor:
         """Returns the ends of episodes: the root's ``done``, or else steps with all agents done."""
         keys = ["done"] if "done" in self.env.done_keys else self.env.done_keys
         ends = [batch.get(("next", key)).reshape(*batch.shape, -1).all(-1) for key in keys]
@@ -499,7 +502,7 @@ class RolloutCollector:
             self.env.close()
 
 
-def _has(tensordict: TensorDictBase, key: NestedKey) -> bool:
+def _has_entry(tensordict: TensorDictBase, key: NestedKey) -> bool:
     """Returns whether an entry exists; in a lazily stacked group, the first agent is checked."""
     if not isinstance(key, tuple):
         return key in tensordict.keys()

@@ -109,20 +109,20 @@ class Shard:
         self.note = note
         self.policy, self.random, self.life, self.threads = policy, random, life, threads
         self.num_envs = env.batch_size.numel()
-        with self._active():
+        with self._active_state():
             self.collector = RolloutCollector(
                 env, policy, frames_per_batch=frames_per_batch, execution=execution, team=team
             )
 
     @contextlib.contextmanager
-    def _active(self) -> Iterator[None]:
-        before = torch.get_num_threads()
+    def _active_state(self) -> Iterator[None]:
+        n_threads = torch.get_num_threads()
         torch.set_num_threads(self.threads)
         try:
             with self.random.active():
                 yield
         finally:
-            torch.set_num_threads(before)
+            torch.set_num_threads(n_threads)
 
     def rollout(self, weights: Mapping[str, Tensor] | None = None) -> TensorDictBase:
         """Collects a batch and checks it.
@@ -136,7 +136,7 @@ class Shard:
         """
         if weights is not None:
             self.policy.load_state_dict(weights)
-        with self._active():
+        with self._active_state():
             batch = self.collector.rollout()
             self.collector.finish(batch)
             if self.note is not None:
@@ -145,7 +145,7 @@ class Shard:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns a deep copy of the complete state except the policy."""
-        with self._active():
+        with self._active_state():
             state = self.collector.state_dict()
         state.pop("policy_state_dict", None)
         own = {"random": self.random.state_dict(), "life": self.life}
@@ -161,7 +161,7 @@ class Shard:
                 start.
         """
         state = copy.deepcopy(dict(state))
-        with self._active():
+        with self._active_state():
             continues = self.collector.load_state_dict(state["collector"])
         if continues or "carry" not in state["collector"]:
             self.random.load_state_dict(state["random"])

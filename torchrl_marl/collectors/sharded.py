@@ -160,18 +160,18 @@ class LocalPlacement:
         self.makers = list(makers)
         self.shards = [make(0) for make in makers]
         self.counters = {"collector_restarts": 0, "episodes_lost": 0}  # always 0 here
-        self._played: deque[list[ShardResult]] = deque()
+        self._finished_batches: deque[list[ShardResult]] = deque()
 
     def begin(self, weights: Weights | None, with_state: bool = False) -> None:
         """Collects a batch from every shard."""
         played = [ShardResult(shard.rollout(weights)) for shard in self.shards]
         for shard, own in zip(self.shards, played):
             own.state = shard.state_dict() if with_state else None
-        self._played.append(played)
+        self._finished_batches.append(played)
 
     def take(self, journal: ReplayLog) -> list[ShardResult]:
         """Returns every shard's part of the oldest batch."""
-        return self._played.popleft()
+        return self._finished_batches.popleft()
 
     def states(self) -> list[dict[str, Any]]:
         """Returns the states of the shards."""
@@ -179,14 +179,14 @@ class LocalPlacement:
 
     def load(self, states: Sequence[Mapping[str, Any]] | None) -> list[bool]:
         """Restores the shards; without states, starts new episodes in all of them."""
-        self._played.clear()
+        self._finished_batches.clear()
         if states is None:
             for shard in self.shards:
                 shard.collector.load_state_dict({})
             return [False] * len(self.shards)
-        return [self._load(i, state) for i, state in enumerate(states)]
+        return [self._load_shard(i, state) for i, state in enumerate(states)]
 
-    def _load(self, i: int, state: Mapping[str, Any]) -> bool:
+    def _load_shard(self, i: int, state: Mapping[str, Any]) -> bool:
         if is_exact(state):
             return self.shards[i].load_state_dict(state)
         self.shards[i].close()
@@ -260,16 +260,16 @@ class ShardedCollector:
         self.snapshot_every = 0 if live else snapshot_every
         self.frames = 0
         self.renewed: Tensor | None = None
-        self._journal = ReplayLog(keeps=self.snapshot_every > 0)
-        self._begun = 0
-        self._ahead = 0
-        self._before: dict[str, int] = {}
+        self._replay_log = ReplayLog(keeps=self.snapshot_every > 0)
+        self._n_begun = 0
+        self._n_ahead = 0
+        self._previous_counters: dict[str, int] = {}
 
     @property
     def counters(self) -> dict[str, int]:
         """Counts of restarts and lost episodes."""
         own = self.placement.counters
-        return {name: count + self._before.get(name, 0) for name, count in own.items()}
+        return {name: count + self._previous_counters.get(name, 0) for name, count in own.items()}
 
     def rollout(self) -> TensorDictBase:
         """Collects one batch.
@@ -278,35 +278,35 @@ class ShardedCollector:
             NonFiniteError: a value is NaN or infinite; the message names the entry.
             WorkerError: a shard cannot be restored.
         """
-        if not self._ahead:
-            self._begin()
-        played = self.placement.take(self._journal)
-        self._ahead -= 1
+        if not self._n_ahead:
+            self._begin_batch()
+        played = self.placement.take(self._replay_log)
+        self._n_ahead -= 1
         if not self.live:
             states = [own.state for own in played if own.state is not None]
-            self._journal.take(states or None)
-        batch = self._concatenated(played)
-        while self._ahead < self.overlap:
-            self._begin()
+            self._replay_log.take(states or None)
+        batch = self._concatenate(played)
+        while self._n_ahead < self.overlap:
+            self._begin_batch()
         self.frames += batch.numel()
         return batch
 
-    def _begin(self) -> None:
-        self._begun += 1
-        self._ahead += 1
+    def _begin_batch(self) -> None:
+        self._n_begun += 1
+        self._n_ahead += 1
         if self.live:
             self.placement.begin(None)
             return
-        due = self.snapshot_every > 0 and self._begun % self.snapshot_every == 0
-        entry = WeightsRecord(self._weights(), due)
-        self._journal.begin(entry)
+        due = self.snapshot_every > 0 and self._n_begun % self.snapshot_every == 0
+        entry = WeightsRecord(self._copy_weights(), due)
+        self._replay_log.begin(entry)
         self.placement.begin(entry.weights, due)
 
-    def _weights(self) -> Weights:
+    def _copy_weights(self) -> Weights:
         state = self.policy.state_dict()
         return {name: value.detach().cpu().clone() for name, value in state.items()}
 
-    def _concatenated(self, played: list[ShardResult]) -> TensorDictBase:
+    def _concatenate(self, played: list[ShardResult]) -> TensorDictBase:
         batches = [own.batch for own in played]
         for shard, batch in enumerate(batches):
             ids = batch.get(("collector", "traj_ids"))
@@ -322,9 +322,9 @@ class ShardedCollector:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the shards, including batches that were begun ahead."""
-        if not self._begun:
+        if not self._n_begun:
             return {"frames": self.frames}
-        state = self._journal.state_dict()
+        state = self._replay_log.state_dict()
         if not self.snapshot_every:
             state["shards"] = self.placement.states()
         return {"frames": self.frames, "counters": self.counters, **state}
@@ -336,34 +336,34 @@ class ShardedCollector:
             bool: whether the episodes of all shards continue.
         """
         self.frames = state.get("frames", self.frames)
-        self._before = dict(state.get("counters", {}))
+        self._previous_counters = dict(state.get("counters", {}))
         shards, entries = state.get("shards"), state.get("weights", [])
         begun = shards is not None or bool(entries)
         continues = [True]
-        if shards is not None or self._begun:
+        if shards is not None or self._n_begun:
             continues = self.placement.load(shards)
-        self._journal = ReplayLog(keeps=self.snapshot_every > 0)
-        self._journal.snapshots = None if shards is None else list(shards)
-        self._ahead, self._begun = 0, int(begun)
+        self._replay_log = ReplayLog(keeps=self.snapshot_every > 0)
+        self._replay_log.snapshots = None if shards is None else list(shards)
+        self._n_ahead, self._n_begun = 0, int(begun)
         if any(continues) and not all(continues):
             warnings.warn(
                 f"shards {[i for i, own in enumerate(continues) if not own]} begin new episodes, "
                 "because their environments could not be restored.",
                 stacklevel=2,
             )
-        self._play_again(entries, state.get("taken", 0))
+        self._replay(entries, state.get("taken", 0))
         return begun and all(continues)
 
-    def _play_again(self, entries: list[Weights], taken: int) -> None:
+    def _replay(self, entries: list[Weights], taken: int) -> None:
         """Replays the batches that began after the shards' snapshots."""
         for i, weights in enumerate(entries):
-            self._journal.begin(WeightsRecord(weights))
+            self._replay_log.begin(WeightsRecord(weights))
             self.placement.begin(weights)
             if i < taken:
-                self.placement.take(self._journal)
-                self._journal.take(None)
+                self.placement.take(self._replay_log)
+                self._replay_log.take(None)
             else:
-                self._ahead += 1
+                self._n_ahead += 1
 
     def shutdown(self) -> None:
         """Closes the environments."""

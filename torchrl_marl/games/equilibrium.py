@@ -185,13 +185,13 @@ def nash(payoff: Tensor) -> Nash:
     payoff = check_matrix(payoff, "payoff")
     low, width = payoff.min(), payoff.max() - payoff.min()
     scaled = (payoff - low) / torch.where(width > 0, width, 1.0)
-    row, column, row_used, column_used = _center(scaled)
-    row = _most_even(scaled, row, row_used, column_used)
-    column = _most_even(-scaled.mT, column, column_used, row_used)
+    row, column, row_used, column_used = _interior_equilibrium(scaled)
+    row = _maximum_entropy_strategy(scaled, row, row_used, column_used)
+    column = _maximum_entropy_strategy(-scaled.mT, column, column_used, row_used)
     return Nash(row, column, row @ payoff @ column)
 
 
-def _center(payoff: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _interior_equilibrium(payoff: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns an interior equilibrium, and masks of strategies that occur in any equilibrium.
 
     The function follows the central path of the linear program and its dual. For each strategy,
@@ -221,7 +221,9 @@ def _center(payoff: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return x[:m], x[m:], used[:m], used[m:]
 
 
-def _most_even(payoff: Tensor, start: Tensor, used: Tensor, others: Tensor) -> Tensor:
+def _maximum_entropy_strategy(
+    payoff: Tensor, start: Tensor, used: Tensor, others: Tensor
+) -> Tensor:
     """Returns the row player's equilibrium of maximum entropy.
 
     Args:
@@ -242,13 +244,13 @@ def _most_even(payoff: Tensor, start: Tensor, used: Tensor, others: Tensor) -> T
     free = basis[rank:].mT
     if free.shape[1] and bool((p > 0).all()):
         margin = rest - equal.mean(1, keepdim=True)
-        p = _spread(p, free, margin)
+        p = _maximum_entropy(p, free, margin)
     whole = torch.zeros_like(start)
     whole[used] = p.clamp_min(0)
     return whole / whole.sum()
 
 
-def _spread(p: Tensor, free: Tensor, margin: Tensor) -> Tensor:
+def _maximum_entropy(p: Tensor, free: Tensor, margin: Tensor) -> Tensor:
     """Returns the distribution ``q = p + free z`` of maximum entropy with ``margin.mT q >= 0``."""
     slope = margin.mT @ free
     slack = margin.mT @ p
@@ -326,7 +328,7 @@ class SequenceForm:
                 f"{list(leaves.shape)} and payoff {list(payoff.shape)} do not fit; expected "
                 "[2, I], [2, I, A], [2, L] and [L]."
             )
-        self._check(parents, legal, leaves, payoff)
+        self._check_tree(parents, legal, leaves, payoff)
         self.parents, self.legal, self.leaves = parents, legal, leaves
         self.payoff = payoff.double()
         self.levels = self._levels()
@@ -340,7 +342,10 @@ class SequenceForm:
         """Returns the value of each player's best response to the other's policy, ``[2]``."""
         reach = self._reach(policy).gather(1, self.leaves)
         return torch.stack(
-            [self._best(0, self.payoff * reach[1]), self._best(1, -self.payoff * reach[0])]
+            [
+                self._best_response_value(0, self.payoff * reach[1]),
+                self._best_response_value(1, -self.payoff * reach[0]),
+            ]
         )
 
     def nash_conv(self, policy: Tensor) -> float:
@@ -348,7 +353,7 @@ class SequenceForm:
         return self.best_responses(policy).sum().item()
 
     @staticmethod
-    def _check(parents: Tensor, legal: Tensor, leaves: Tensor, payoff: Tensor) -> None:
+    def _check_tree(parents: Tensor, legal: Tensor, leaves: Tensor, payoff: Tensor) -> None:
         """Raises an error if sequences do not exist, or payoffs are not finite."""
         last = legal[0].numel()
         for name, sequence in (("parents", parents), ("leaves", leaves)):
@@ -383,7 +388,7 @@ class SequenceForm:
             reach[:, 1:] += torch.where(level.unsqueeze(-1), arrived, 0.0).flatten(1)
         return reach
 
-    def _best(self, player: int, leaf: Tensor) -> Tensor:
+    def _best_response_value(self, player: int, leaf: Tensor) -> Tensor:
         """Returns the value, a scalar, of a player's best response, given the leaves' values."""
         legal, parents = self.legal[player], self.parents[player]
         worth = leaf.new_zeros(1 + legal.numel()).index_add_(0, self.leaves[player], leaf)

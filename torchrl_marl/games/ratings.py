@@ -15,9 +15,9 @@ from torchrl_marl.errors import nearest, quoted
 
 __all__ = ["WEIGHTINGS", "Ratings", "bradley_terry", "interval", "pfsp", "smoothed"]
 
-_ELO = 400 / math.log(10)
+_ELO_SCALE = 400 / math.log(10)
 """Elo points per unit of log-odds: 400 points are odds of ten to one."""
-_LONGEST = 2.0
+_MAX_STEP = 2.0
 """Largest step of the log-odds, since the likelihood is flat far from its maximum."""
 
 WEIGHTINGS = {
@@ -91,7 +91,7 @@ class Ratings(NamedTuple):
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Returns the lower and the upper end of the ratings' confidence intervals."""
-        reach = _normal(level) * self.error
+        reach = _normal_quantile(level) * self.error
         return self.rating - reach, self.rating + reach
 
 
@@ -114,7 +114,7 @@ def interval(wins: Tensor, games: Tensor, level: float = 0.95) -> tuple[Tensor, 
         >>> round(low.item(), 4), round(high.item(), 4)
         (0.2366, 0.7634)
     """
-    wins, games, z = wins.double(), games.double(), _normal(level)
+    wins, games, z = wins.double(), games.double(), _normal_quantile(level)
     rate = wins / games.clamp_min(1)
     spread = z * (games * rate * (1 - rate) + z**2 / 4).sqrt()
     middle, total = wins + z**2 / 2, games + z**2
@@ -158,9 +158,9 @@ def bradley_terry(
         >>> [round(rating) for rating in bradley_terry(wins, prior=0.0).rating.tolist()]
         [200, -200]
     """
-    won = _won(wins, draws)
+    won = _count_wins(wins, draws)
     games, n = won + won.mT, len(won)
-    if prior <= 0 and not bool(_reached(won).all()):
+    if prior <= 0 and not bool(_win_chains(won).all()):
         raise ValueError(
             "the likelihood has no maximum: some players never won, or never lost, against the "
             "others; set a prior above 0."
@@ -176,16 +176,16 @@ def bradley_terry(
         # Without a prior, the likelihood ignores a shift of all ratings. The gauge fixes the sum.
         inverse = torch.linalg.inv(information + (gauge if prior <= 0 else 0.0))
         step = inverse @ slope
-        theta = theta + step * (_LONGEST / step.abs().max().clamp_min(_LONGEST))
+        theta = theta + step * (_MAX_STEP / step.abs().max().clamp_min(_MAX_STEP))
         if bool(step.abs().max() < 1e-11):
             break
     center = torch.eye(n, dtype=won.dtype, device=won.device)
     center = center - (gauge if anchor is None else center[anchor])
     variance = (center @ inverse @ center.mT).diagonal()
-    return Ratings(_ELO * (center @ theta), _ELO * variance.clamp_min(0).sqrt())
+    return Ratings(_ELO_SCALE * (center @ theta), _ELO_SCALE * variance.clamp_min(0).sqrt())
 
 
-def _won(wins: Tensor, draws: Tensor | None) -> Tensor:
+def _count_wins(wins: Tensor, draws: Tensor | None) -> Tensor:
     """Returns wins plus half the draws, with zeros on the diagonal; checks the shapes."""
     if wins.ndim != 2 or wins.shape[0] != wins.shape[1]:
         raise ValueError(f"wins has shape {list(wins.shape)}, expected [players, players].")
@@ -195,7 +195,7 @@ def _won(wins: Tensor, draws: Tensor | None) -> Tensor:
     return won - won.diagonal().diag()
 
 
-def _reached(won: Tensor) -> Tensor:
+def _win_chains(won: Tensor) -> Tensor:
     """Returns whether a chain of wins leads from player i to player j, ``[A, A]``."""
     reached = (won > 0).double() + torch.eye(len(won), dtype=torch.float64, device=won.device)
     for _ in range(len(won).bit_length()):
@@ -203,6 +203,6 @@ def _reached(won: Tensor) -> Tensor:
     return reached > 0
 
 
-def _normal(level: float) -> float:
+def _normal_quantile(level: float) -> float:
     """Returns the half-width of a confidence interval in standard errors."""
     return torch.special.ndtri(torch.tensor((1 + level) / 2, dtype=torch.float64)).item()

@@ -27,7 +27,10 @@ def leave_current_folder() -> None:
     later, also by libraries (PyTorch and ``multiprocessing`` run ``python -c``), do not search the
     current folder either.
     """
-    sys.path[:] = [*sys.path[:1], *(path for path in sys.path[1:] if path in _safe())]
+    sys.path[:] = [
+        *sys.path[:1],
+        *(path for path in sys.path[1:] if path in _path_without_current_folder()),
+    ]
     os.environ["PYTHONSAFEPATH"] = "1"
     named = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     os.environ["PYTHONPATH"] = os.pathsep.join(named)
@@ -39,7 +42,7 @@ def child_path() -> list[str]:
     If ``PYTHONPATH`` names the folder, or a package is installed from it, the folder keeps its
     position.
     """
-    safe = _safe()
+    safe = _path_without_current_folder()
     return safe if len(safe) == len(sys.path) else [*safe, os.getcwd()]
 
 
@@ -65,11 +68,11 @@ def current_folder(module: str, *, first: bool = False) -> Iterator[None]:
     finally:
         if added and here in sys.path:
             sys.path.remove(here)
-        if {here, ""}.isdisjoint(sys.path) and _lies_in(module.partition(".")[0], here):
+        if {here, ""}.isdisjoint(sys.path) and _is_imported_from(module.partition(".")[0], here):
             sys.path.append(here)
 
 
-def _lies_in(package: str, folder: str) -> bool:
+def _is_imported_from(package: str, folder: str) -> bool:
     """Returns whether an imported package is in a folder."""
     module = sys.modules.get(package)
     file = getattr(module, "__file__", None)
@@ -103,11 +106,11 @@ def refuse_current(package: str) -> None:
     Raises:
         TrustError: the library is in the current folder; the message names the file.
     """
-    safe = _safe()
+    safe = _path_without_current_folder()
     if package in sys.modules or len(safe) == len(sys.path) or is_trusting():
         return
     place = place_of(package, [path for path in sys.path if path not in safe])
-    if place is not None and _elsewhere(package, safe) is None:
+    if place is not None and _find_outside_current_folder(package, safe) is None:
         raise TrustError(
             f"{place!r} would be imported as the package {package!r}, which is not installed; "
             f"rename it, install {package}, or, if you trust it, add --trust (in Python: "
@@ -115,7 +118,7 @@ def refuse_current(package: str) -> None:
         )
 
 
-def _safe() -> list[str]:
+def _path_without_current_folder() -> list[str]:
     """Returns ``sys.path`` without the entries of the current folder that Python added.
 
     These are the first entry (``python -m`` and scripts), those of empty parts of ``PYTHONPATH``,
@@ -132,7 +135,7 @@ def _safe() -> list[str]:
     ]
 
 
-def _elsewhere(package: str, safe: list[str]) -> ModuleSpec | None:
+def _find_outside_current_folder(package: str, safe: list[str]) -> ModuleSpec | None:
     """Finds a package outside the current folder, including editable installs."""
     found = PathFinder.find_spec(package, safe)
     for finder in sys.meta_path:

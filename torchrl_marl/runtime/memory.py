@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["is_out_of_memory", "memory_of", "refuse_too_large", "size_in_words"]
 
-_LIMIT = Path("/sys/fs/cgroup/memory.max")  # limit of a container
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # limit of a container
 
 
 def memory_of(device: Device) -> int | None:
@@ -29,7 +29,7 @@ def memory_of(device: Device) -> int | None:
         return torch.cuda.get_device_properties(device).total_memory
     try:
         there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        limit = _LIMIT.read_text().strip() if _LIMIT.is_file() else "max"
+        limit = _CGROUP_LIMIT.read_text().strip() if _CGROUP_LIMIT.is_file() else "max"
     except (AttributeError, OSError, ValueError):
         return None
     return min(there, int(limit)) if limit.isdecimal() else there

@@ -8,8 +8,8 @@ from pathlib import Path
 
 __all__ = ["fault_of", "file_name", "path_within"]
 
-_LONGEST = 200
-_UNSEEN = ("Cc", "Cs", "Zl", "Zp")
+_MAX_LENGTH = 200
+_INVISIBLE_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")
 """Unicode categories of control characters, surrogates and line separators."""
 
 
@@ -36,8 +36,8 @@ def fault_of(name: object, *, plain: bool = False) -> str | None:
     parts = re.split(r"[/\\]", name)
     faults = {
         "it is empty": not name.strip(),
-        f"it has {len(name):,} characters, expected {_LONGEST} at most": len(name) > _LONGEST,
-        "it has control characters or ends of lines": any(map(_is_unseen, name)),
+        f"it has {len(name):,} characters, expected {_MAX_LENGTH} at most": len(name) > _MAX_LENGTH,
+        "it has control characters or ends of lines": any(map(_is_invisible, name)),
         "it leads out of its folder": not parts[0] or ".." in parts or name == ".",
         "it has a slash": plain and len(parts) > 1,
         "it begins with a dot": plain and name.startswith("."),
@@ -45,8 +45,8 @@ def fault_of(name: object, *, plain: bool = False) -> str | None:
     return next((fault for fault, is_there in faults.items() if is_there), None)
 
 
-def _is_unseen(letter: str) -> bool:
-    return unicodedata.category(letter) in _UNSEEN
+def _is_invisible(letter: str) -> bool:
+    return unicodedata.category(letter) in _INVISIBLE_CATEGORIES
 
 
 def file_name(name: str) -> str:
@@ -56,7 +56,7 @@ def file_name(name: str) -> str:
         >>> file_name("robot 1"), file_name("red/0"), file_name("..")
         ('robot 1', 'red%2F0', '%2E.')
     """
-    text = "".join(f"%{ord(c):02X}" if c in "/\\" or _is_unseen(c) else c for c in name)
+    text = "".join(f"%{ord(c):02X}" if c in "/\\" or _is_invisible(c) else c for c in name)
     return f"%2E{text[1:]}" if text.startswith(".") else text or "%"
 
 

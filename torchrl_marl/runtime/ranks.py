@@ -108,12 +108,12 @@ class Ranks(SingleProcess):
     """
 
     messages = 0
-    _joined: tuple[dist.Store, int, int] | None = None
-    _groups = 0
+    _rendezvous: tuple[dist.Store, int, int] | None = None
+    _n_groups = 0
 
     def __init__(self, size: int, rank: int, store: dist.Store | None = None) -> None:
         self.size, self.rank, self._store = size, rank, store
-        self._turns = 0
+        self._n_turns = 0
 
     @classmethod
     def start(cls, device: torch.device | str = "cpu") -> Ranks:
@@ -122,12 +122,12 @@ class Ranks(SingleProcess):
         Args:
             device (torch.device): device of this process. A CPU uses gloo, and a GPU uses NCCL.
         """
-        if cls._joined is None:
-            cls._joined = next(iter(dist.rendezvous("env://", timeout=LIMIT)))
-            cls._joined[0].set_timeout(LIMIT)
-        store, rank, size = cls._joined
-        cls._groups += 1
-        store = dist.PrefixStore(f"run_{cls._groups}", store)
+        if cls._rendezvous is None:
+            cls._rendezvous = next(iter(dist.rendezvous("env://", timeout=LIMIT)))
+            cls._rendezvous[0].set_timeout(LIMIT)
+        store, rank, size = cls._rendezvous
+        cls._n_groups += 1
+        store = dist.PrefixStore(f"run_{cls._n_groups}", store)
         backend = "gloo"
         if torch.device(device).type == "cuda":
             torch.cuda.set_device(device)
@@ -143,7 +143,7 @@ class Ranks(SingleProcess):
             seconds (float): time limit of the wait.
         """
         dist.destroy_process_group()
-        store, until = self._held_store, time.monotonic() + seconds
+        store, until = self._required_store, time.monotonic() + seconds
         with contextlib.suppress(dist.DistError):  # the first rank has ended
             store.add("left", 1)
             while self.rank == 0 and store.add("left", 0) < self.size and time.monotonic() < until:
@@ -191,8 +191,8 @@ class Ranks(SingleProcess):
         Raises:
             RankError: if another rank has failed.
         """
-        self._turns += 1
-        key, store = f"turn_{self._turns}", self._held_store
+        self._n_turns += 1
+        key, store = f"turn_{self._n_turns}", self._required_store
         yield self.rank == 0
         if self.rank == 0:
             store.set(key, "over")
@@ -203,10 +203,10 @@ class Ranks(SingleProcess):
 
     def report_failure(self, text: str) -> str:
         """Reports this rank's failure to the others; returns the first reported failure."""
-        return self._held_store.compare_set("failed", "", text).decode()
+        return self._required_store.compare_set("failed", "", text).decode()
 
     @property
-    def _held_store(self) -> dist.Store:
+    def _required_store(self) -> dist.Store:
         assert self._store is not None
         return self._store
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 __all__ = ["Place", "place"]
 
-_NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_REQUIRED_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Place(NamedTuple):
@@ -23,7 +23,7 @@ class Place(NamedTuple):
 
 def place() -> Place | None:
     """Returns this process's rank and the number of ranks; None for a single process."""
-    if any(not os.environ.get(name, "") for name in _NEEDED):
+    if any(not os.environ.get(name, "") for name in _REQUIRED_VARIABLES):
         return None
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     return None if size < 2 else Place(rank, size, int(os.environ.get("LOCAL_RANK", rank)))

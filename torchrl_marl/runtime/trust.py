@@ -25,10 +25,10 @@ __all__ = [
     "trusting",
 ]
 
-_LENGTH = 32
+_KEY_LENGTH = 32
 # If no key can be stored, only files of this process are trusted.
-_KEY_OF_PROCESS = secrets.token_bytes(_LENGTH)
-_TRUSTING: ContextVar[bool] = ContextVar("torchrl_marl.trusting", default=False)
+_PROCESS_KEY = secrets.token_bytes(_KEY_LENGTH)
+_TRUSTS_ALL: ContextVar[bool] = ContextVar("torchrl_marl.trusting", default=False)
 
 
 def signature(*parts: bytes) -> str:
@@ -42,7 +42,7 @@ def signature(*parts: bytes) -> str:
         >>> is_own(own, b"weights", b"1"), is_own(own, b"weights", b"2")
         (True, False)
     """
-    code = hmac.new(_key(), digestmod=hashlib.sha256)
+    code = hmac.new(_read_key(), digestmod=hashlib.sha256)
     for part in parts:
         code.update(len(part).to_bytes(8, "big"))  # so that ("ab", "c") is not ("a", "bc")
         code.update(part)
@@ -56,7 +56,7 @@ def is_own(given: object, *parts: bytes) -> bool:
         given: the alleged signature, of any type.
         *parts (bytes): the signed bytes.
     """
-    if _TRUSTING.get():
+    if _TRUSTS_ALL.get():
         return True
     own = signature(*parts).encode()
     return isinstance(given, str) and hmac.compare_digest(given.encode("utf-8", "replace"), own)
@@ -64,34 +64,34 @@ def is_own(given: object, *parts: bytes) -> bool:
 
 def is_trusting() -> bool:
     """Returns whether everything is trusted, as within :func:`trusting`."""
-    return _TRUSTING.get()
+    return _TRUSTS_ALL.get()
 
 
 @contextlib.contextmanager
 def trusting(trust: bool = True) -> Iterator[None]:
     """Context in which everything is trusted, if ``trust`` is True."""
-    token = _TRUSTING.set(trust or _TRUSTING.get())
+    token = _TRUSTS_ALL.set(trust or _TRUSTS_ALL.get())
     try:
         yield
     finally:
-        _TRUSTING.reset(token)
+        _TRUSTS_ALL.reset(token)
 
 
-def _key() -> bytes:
+def _read_key() -> bytes:
     try:
-        path = _folder() / "key"
+        path = _key_folder() / "key"
         if not path.exists():
             _make_key(path)
-        seen = path.stat()
+        status = path.stat()
         key = path.read_bytes()
     except (OSError, RuntimeError):  # no home, or no writable one
-        return _KEY_OF_PROCESS
-    secret = hasattr(os, "getuid") and seen.st_uid == os.getuid()
-    secret = secret and not stat.S_IMODE(seen.st_mode) & 0o077
-    return key if secret and len(key) == _LENGTH else _KEY_OF_PROCESS
+        return _PROCESS_KEY
+    is_private = hasattr(os, "getuid") and status.st_uid == os.getuid()
+    is_private = is_private and not stat.S_IMODE(status.st_mode) & 0o077
+    return key if is_private and len(key) == _KEY_LENGTH else _PROCESS_KEY
 
 
-def _folder() -> Path:
+def _key_folder() -> Path:
     state = os.environ.get("XDG_STATE_HOME", "")
     base = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
     return base / "torchrl_marl"
@@ -102,7 +102,7 @@ def _make_key(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     part = path.with_name(f"key.{secrets.token_hex(8)}")
     with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(secrets.token_bytes(_LENGTH))
+        file.write(secrets.token_bytes(_KEY_LENGTH))
     try:
         os.link(part, path)
     except FileExistsError:
@@ -112,7 +112,7 @@ def _make_key(path: Path) -> None:
 
 
 # Weights & Biases recreates these links and never writes through them.
-_KNOWN = re.compile(r"wandb/(?:latest-run|(?:.*/)?debug[\w-]*\.log)")
+_WANDB_LINKS = re.compile(r"wandb/(?:latest-run|(?:.*/)?debug[\w-]*\.log)")
 
 
 def refuse_links(folder: Path, kind: str = "run folder") -> None:
@@ -130,10 +130,10 @@ def refuse_links(folder: Path, kind: str = "run folder") -> None:
     """
     if is_trusting():
         return
-    for path in _strange(folder, os.path.realpath(folder)):
+    for path in _unsafe_paths(folder, os.path.realpath(folder)):
         raise TrustError(
-            f"{kind} {str(folder)!r} holds {_described(path)}; remove it, or copy the folder with "
-            "`cp -rL`, or, if you trust its author, add --trust (in Python: trust=True, or "
+            f"{kind} {str(folder)!r} holds {_describe_path(path)}; remove it, or copy the folder "
+            "with `cp -rL`, or, if you trust its author, add --trust (in Python: trust=True, or "
             "torchrl_marl.runtime.trust.trusting() around it)."
         )
 
@@ -144,8 +144,8 @@ def refuse_link(path: Path) -> None:
     Raises:
         TrustError: the path is such a link, pipe or device; the message names it.
     """
-    if not is_trusting() and _is_strange(path, os.path.realpath(path.parent)):
-        raise TrustError(f"found {_described(path)}; replace it by the file itself.")
+    if not is_trusting() and _is_unsafe(path, os.path.realpath(path.parent)):
+        raise TrustError(f"found {_describe_path(path)}; replace it by the file itself.")
 
 
 def no_link(path: str, flags: int) -> int:
@@ -154,16 +154,16 @@ def no_link(path: str, flags: int) -> int:
     return os.open(path, flags | (0 if follow else getattr(os, "O_NOFOLLOW", 0)), 0o666)
 
 
-def _strange(folder: str | Path, root: str) -> Iterator[Path]:
+def _unsafe_paths(folder: str | Path, root: str) -> Iterator[Path]:
     for place, folders, files in os.walk(folder):
         for name in sorted(folders + files):
             path = Path(place, name)
             within = path.relative_to(folder).as_posix()
-            if _is_strange(path, root) and not _KNOWN.fullmatch(within):
+            if _is_unsafe(path, root) and not _WANDB_LINKS.fullmatch(within):
                 yield path
 
 
-def _is_strange(path: Path, root: str) -> bool:
+def _is_unsafe(path: Path, root: str) -> bool:
     try:
         mode = path.lstat().st_mode
     except OSError:
@@ -174,7 +174,7 @@ def _is_strange(path: Path, root: str) -> bool:
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISSOCK(mode))
 
 
-def _described(path: Path) -> str:
+def _describe_path(path: Path) -> str:
     if path.is_symlink():
         return f"the link {str(path)!r}, which leads out of it, to {os.readlink(path)!r}"
     return f"{str(path)!r}, which is a pipe or a device, not a file"

@@ -93,16 +93,16 @@ def unread(
         value = getattr(config, name)
         default = getattr(like, name) if type(like) is type(config) else setting.default
         if overrides := setting.note(Overrides):
-            found = _unread_by_any(config, name, overrides.of, found, at, defaults)
+            found = _unread_in_overrides(config, name, overrides.of, found, at, defaults)
         elif setting.is_section:
             found |= unread(value, f"{at}{name}.", defaults=defaults, like=default)
-            found |= _idle_within(config, setting, at, defaults)
+            found |= _unread_in_section(config, setting, at, defaults)
         elif (defaults or value != default) and not _is_read(config, setting):
-            found[f"{at}{name}"] = _sentence(f"{at}{name}", value, setting.read_where(), at)
+            found[f"{at}{name}"] = _unread_message(f"{at}{name}", value, setting.read_where(), at)
         if arguments := _typed_arguments(setting, config):
             section, typed = arguments
             found |= {
-                f"{at}{name}.{key}": _sentence(
+                f"{at}{name}.{key}": _unread_message(
                     f"{at}{name}.{key}", value[key], one.read_where(), f"{at}{name}."
                 )
                 for key, one in typed.items()
@@ -133,12 +133,14 @@ def read_by_others(config: Any) -> set[str]:
             continue
         for key, one in settings_within(type(section)).items():
             for where in one.read_where():
-                if where.key == tagged.by and not (where.always or _holds(where, section)):
+                if where.key == tagged.by and not (
+                    where.always or _condition_holds(where, section)
+                ):
                     found |= {f"{name}.{key}.{inner}" for inner in where.of} or {f"{name}.{key}"}
     return found
 
 
-def _unread_by_any(
+def _unread_in_overrides(
     config: Any, field: str, of: str, found: dict[str, str], at: str, defaults: bool
 ) -> dict[str, str]:
     shared = {key: text for key, text in found.items() if key.startswith(f"{at}{of}.")}
@@ -154,7 +156,7 @@ def _unread_by_any(
     return found | shared
 
 
-def _idle_within(
+def _unread_in_section(
     config: Any, setting: Setting, at: str, defaults: bool
 ) -> Iterator[tuple[str, str]]:
     """Yields settings that are not read because of a condition on their section."""
@@ -162,17 +164,19 @@ def _idle_within(
         section = getattr(config, setting.key)
         for key in where.of:
             default, value = getattr(setting.default, key), getattr(section, key)
-            if (defaults or value != default) and not _holds(where, config):
+            if (defaults or value != default) and not _condition_holds(where, config):
                 path = f"{at}{setting.key}.{key}"
-                yield path, _sentence(path, value, [where], at)
+                yield path, _unread_message(path, value, [where], at)
 
 
 def _is_read(config: Any, setting: Setting) -> bool:
     value = getattr(config, setting.key)
-    return all(value in where.always or _holds(where, config) for where in setting.read_where())
+    return all(
+        value in where.always or _condition_holds(where, config) for where in setting.read_where()
+    )
 
 
-def _holds(where: ReadWhere, config: Any) -> bool:
+def _condition_holds(where: ReadWhere, config: Any) -> bool:
     config_of = config
     *sections, name = where.key.split(".")
     for section in sections:
@@ -181,7 +185,7 @@ def _holds(where: ReadWhere, config: Any) -> bool:
     return where.holds(config, rule.word_of) if rule else where.holds(config)
 
 
-def _sentence(key: str, value: Any, conditions: Collection[ReadWhere], at: str) -> str:
+def _unread_message(key: str, value: Any, conditions: Collection[ReadWhere], at: str) -> str:
     where = " and ".join(where.in_words(at) for where in conditions)
     return f"{key} is {shown(value)}, which is read only where {where}"
 

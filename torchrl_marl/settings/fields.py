@@ -102,21 +102,21 @@ class Setting:
         return [n for note in self.notes if isinstance(note, AlsoCalled) for n in note.names]
 
 
-_within: dict[type, dict[str, Setting]] = {}
+_settings_by_type: dict[type, dict[str, Setting]] = {}
 
 
 def settings_within(schema: type) -> dict[str, Setting]:
     """Returns the fields of a dataclass by name, without the fields of its sections."""
-    if schema not in _within:
-        _within[schema] = _read_fields(schema)
-    return _within[schema]
+    if schema not in _settings_by_type:
+        _settings_by_type[schema] = _read_fields(schema)
+    return _settings_by_type[schema]
 
 
 def _read_fields(schema: Any) -> dict[str, Setting]:
-    hints, helps = get_type_hints(schema, include_extras=True), _strings_below(schema)
+    hints, helps = get_type_hints(schema, include_extras=True), _field_descriptions(schema)
     found = {}
     for field in dataclasses.fields(schema):
-        kind, optional, notes = _taken_apart(hints[field.name])
+        kind, optional, notes = _split_hint(hints[field.name])
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
@@ -198,7 +198,7 @@ def with_words(setting: Setting, inner: dict[str, Setting]) -> dict[str, Setting
     return {**inner, note.by: replace(tag, notes=(note.rule,))}
 
 
-def _taken_apart(hint: Any) -> tuple[Any, bool, tuple[Any, ...]]:
+def _split_hint(hint: Any) -> tuple[Any, bool, tuple[Any, ...]]:
     """Takes a type hint apart: ``Annotated[int | None, x]`` gives ``(int, True, (x,))``."""
     optional, notes = False, ()
     while True:
@@ -212,11 +212,11 @@ def _taken_apart(hint: Any) -> tuple[Any, bool, tuple[Any, ...]]:
             return hint, optional, notes
 
 
-def _strings_below(schema: type) -> dict[str, str]:
+def _field_descriptions(schema: type) -> dict[str, str]:
     """Returns the string below each field of a class and its base classes."""
     found: dict[str, str] = {}
     for cls in reversed(schema.__mro__[:-1]):
-        body = _body_of(cls)
+        body = _class_body(cls)
         for node, below in zip(body, body[1:]):
             if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
                 continue
@@ -225,8 +225,8 @@ def _strings_below(schema: type) -> dict[str, str]:
     return found
 
 
-def _body_of(cls: type) -> list[ast.stmt]:
-    if cls.__qualname__ in (known := _classes_of(cls.__module__)):
+def _class_body(cls: type) -> list[ast.stmt]:
+    if cls.__qualname__ in (known := _parse_classes(cls.__module__)):
         return known[cls.__qualname__].body
     try:
         source = textwrap.dedent(inspect.getsource(cls))
@@ -236,7 +236,7 @@ def _body_of(cls: type) -> list[ast.stmt]:
 
 
 @functools.cache
-def _classes_of(module: str) -> dict[str, ast.ClassDef]:
+def _parse_classes(module: str) -> dict[str, ast.ClassDef]:
     """Returns the top-level classes of one of this package's modules, which it parses once."""
     if module.partition(".")[0] != __package__.partition(".")[0]:
         return {}  # others' modules may be reloaded
@@ -263,52 +263,52 @@ def json_schema(schema: type, title: str = "") -> dict[str, Any]:
         0
     """
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title}
-    return {**head, **_section(schema)}
+    return {**head, **_section_schema(schema)}
 
 
-def _section(schema: Any) -> dict[str, Any]:
+def _section_schema(schema: Any) -> dict[str, Any]:
     """Returns the JSON schema of a section; a given config provides the defaults."""
     known = settings_within(schema if isinstance(schema, type) else type(schema))
     if not isinstance(schema, type):
         known = {name: replace(one, default=getattr(schema, name)) for name, one in known.items()}
-    properties = {name: _property(setting, known) for name, setting in known.items()}
+    properties = {name: _property_schema(setting, known) for name, setting in known.items()}
     return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
-def _property(setting: Setting, known: dict[str, Setting]) -> dict[str, Any]:
-    about = {"description": _description(setting)}
+def _property_schema(setting: Setting, known: dict[str, Setting]) -> dict[str, Any]:
+    about = {"description": _describe_setting(setting)}
     if note := setting.note(Tagged):
-        return {**about, **_tagged(note, type(setting.default))}
+        return {**about, **_tagged_schema(note, type(setting.default))}
     if setting.is_section:
         first = next(iter(settings_within(setting.kind).values()))
-        section = _section(setting.default)
+        section = _section_schema(setting.default)
         if first.kind is str:  # a string in place of the section sets it
-            section = {"anyOf": [_value(first), section]}
+            section = {"anyOf": [_value_schema(first), section]}
         return {**about, **section}
     if overrides := setting.note(Overrides):
         of = known[overrides.of]
         tagged = of.note(Tagged)
         assert tagged is not None
-        any_of = [_section(schema) for schema in schemas_by_word(tagged.variants).values()]
+        any_of = [_section_schema(schema) for schema in schemas_by_word(tagged.variants).values()]
         words = {"enum": list(tagged.variants.words())}
         inner = {"anyOf": [words, *any_of, {"type": "null"}]}
         return {**about, "type": "object", "additionalProperties": inner}
     if setting.note(Arguments):
         return {**about, "type": "object"}
-    return {**about, "default": setting.default, **_value(setting)}
+    return {**about, "default": setting.default, **_value_schema(setting)}
 
 
-def _tagged(note: Tagged, default: type) -> dict[str, Any]:
+def _tagged_schema(note: Tagged, default: type) -> dict[str, Any]:
     """Returns a tagged section's JSON schema: a condition per tag, then the default schema."""
-    chosen = _section(default)
+    chosen = _section_schema(default)
     for word, schema in schemas_by_word(note.variants).items():
         if schema is not default:
             found = {"properties": {note.by: {"const": word}}, "required": [note.by]}
-            chosen = {"if": found, "then": _section(schema), "else": chosen}
+            chosen = {"if": found, "then": _section_schema(schema), "else": chosen}
     return {"anyOf": [{"enum": list(note.variants.words())}, {"type": "object", **chosen}]}
 
 
-def _value(setting: Setting) -> dict[str, Any]:
+def _value_schema(setting: Setting) -> dict[str, Any]:
     if get_origin(setting.kind) is dict:
         return {"type": "object"}
     if get_origin(setting.kind) is list:
@@ -317,25 +317,25 @@ def _value(setting: Setting) -> dict[str, Any]:
         if words := setting.note(AnyOf):
             inner["enum"] = list(words.words)
         if each := setting.note(Each):
-            inner |= _bounds(each.range)
-        return _or_null(setting, {"type": "array", "items": inner})
+            inner |= _range_schema(each.range)
+        return _allow_null(setting, {"type": "array", "items": inner})
     found: dict[str, Any] = {"type": _TYPES[setting.kind]}
     if limit := setting.note(Range):
-        found |= _bounds(limit)
+        found |= _range_schema(limit)
     if matches := setting.note(Matches):
         found["pattern"] = f"^({matches.pattern})$"
     if one := setting.note(OneOf):
         found = {"enum": list(one.words)}
         if one.form is not None:
             found = {"anyOf": [found, {"type": "string", "pattern": ":"}]}
-    return _or_null(setting, found)
+    return _allow_null(setting, found)
 
 
-def _or_null(setting: Setting, found: dict[str, Any]) -> dict[str, Any]:
+def _allow_null(setting: Setting, found: dict[str, Any]) -> dict[str, Any]:
     return {"anyOf": [found, {"type": "null"}]} if setting.optional else found
 
 
-def _bounds(limit: Range) -> dict[str, Any]:
+def _range_schema(limit: Range) -> dict[str, Any]:
     found = {}
     if not math.isinf(limit.low):
         found["exclusiveMinimum" if limit.above else "minimum"] = limit.low
@@ -344,5 +344,5 @@ def _bounds(limit: Range) -> dict[str, Any]:
     return found
 
 
-def _description(setting: Setting) -> str:
+def _describe_setting(setting: Setting) -> str:
     return "\n".join([setting.help, *(f"{word}: {text}" for word, text in setting.words.items())])

@@ -18,8 +18,8 @@ from torchrl_marl.settings.layers import UNFIT, merged, plain, unfold
 __all__ = ["parse_overrides", "read_yaml", "to_yaml"]
 
 # Errors that broken YAML causes: unknown tags, numbers of 5,000 digits, a thousand brackets.
-_UNREADABLE = (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError)
-_MOST_VALUES = 100_000
+_YAML_ERRORS = (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError)
+_MAX_VALUES = 100_000
 _FLOAT = re.compile(
     r"""^(?:[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?
         |[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+
@@ -74,8 +74,8 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
                 f"{quoted(text)} is not a setting, expected key=value, such as seed=1."
             )
         try:
-            nested = merged(nested, unfold({key: _loaded(value)}))
-        except _UNREADABLE:
+            nested = merged(nested, unfold({key: _parse_yaml(value)}))
+        except _YAML_ERRORS:
             raise ConfigError(
                 f"{key[:100]} is {quoted(value)}, expected a YAML value, such as 3, "
                 "true, null or [64,64]; check brackets and quotes."
@@ -93,8 +93,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         what = "a folder" if path.is_dir() else "missing"
         raise ConfigError(f"{str(path)!r} is {what}, expected a YAML file; check the path.")
     try:
-        read = _loaded(path.read_text(encoding="utf-8"))
-    except (*_UNREADABLE, OSError) as error:
+        read = _parse_yaml(path.read_text(encoding="utf-8"))
+    except (*_YAML_ERRORS, OSError) as error:
         reason = " ".join(str(getattr(error, "problem", None) or error).split())
         mark = getattr(error, "problem_mark", None)
         line = f" in line {mark.line + 1}" if mark else ""
@@ -110,17 +110,17 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def to_yaml(config: Any) -> str:
     """Returns a config as complete YAML, with a comment for each setting."""
-    return "\n".join(_lines(config, settings_within(type(config)), "")) + "\n"
+    return "\n".join(_yaml_lines(config, settings_within(type(config)), "")) + "\n"
 
 
-def _loaded(text: str) -> Any:
+def _parse_yaml(text: str) -> Any:
     """Parses YAML text; raises a ValueError if it has unsupported types or too many values."""
     value = yaml.load(text, _Loader)
     waiting, n = [value], 0
     while waiting:
         one, n = waiting.pop(), n + 1
-        if n > _MOST_VALUES:
-            raise ValueError(f"more than {_MOST_VALUES:,} values")
+        if n > _MAX_VALUES:
+            raise ValueError(f"more than {_MAX_VALUES:,} values")
         if isinstance(one, dict):
             waiting += [*one.keys(), *one.values()]
             if None in one:
@@ -132,22 +132,22 @@ def _loaded(text: str) -> Any:
     return value
 
 
-def _lines(config: Any, known: dict[str, Setting], indent: str) -> Iterator[str]:
+def _yaml_lines(config: Any, known: dict[str, Setting], indent: str) -> Iterator[str]:
     for name, setting in known.items():
         value, comment = getattr(config, name), setting.explanation
         if setting.is_section:
             yield f"{indent}{name}:  # {comment}"
             inner = with_words(setting, settings_within(type(value)))
-            yield from _lines(value, inner, f"{indent}  ")
+            yield from _yaml_lines(value, inner, f"{indent}  ")
         elif isinstance(value, dict) and value:
             yield f"{indent}{name}:  # {comment}"
             block = yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=sys.maxsize)
             yield from (f"{indent}  {line}" for line in block.splitlines())
         else:
-            yield f"{indent}{name}: {_inline(value)}  # {comment}"
+            yield f"{indent}{name}: {_inline_yaml(value)}  # {comment}"
 
 
-def _inline(value: Any) -> str:
+def _inline_yaml(value: Any) -> str:
     """Returns a value as one line of YAML."""
     if isinstance(value, str) and not value.isprintable():
         return json.dumps(value)

@@ -65,7 +65,7 @@ def unknown_setting(
         >>> unknown_setting("gama", {"learner.gamma": (), "seed": ()})[:52]
         "unknown setting 'gama'; did you mean 'learner.gamma'"
     """
-    names = _meant(key, known, first)
+    names = _similar_names(key, known, first)
     meant = listed([repr(f"{at}{name}") for name in names[:3]]) if names else ""
     suggestion = f"did you mean {meant}? " if meant else ""
     return (
@@ -73,11 +73,13 @@ def unknown_setting(
     )
 
 
-def _likeness(word: str, other: str) -> float:
+def _similarity(word: str, other: str) -> float:
     return difflib.SequenceMatcher(None, word, other).ratio()
 
 
-def _meant(key: str, known: Mapping[str, Iterable[str]], first: Container[str]) -> list[str]:
+def _similar_names(
+    key: str, known: Mapping[str, Iterable[str]], first: Container[str]
+) -> list[str]:
     """Returns names with the same last part as the key, or else names with a similar last part."""
     inside, _, leaf = key.rpartition(".")
     if inside in known:
@@ -89,7 +91,7 @@ def _meant(key: str, known: Mapping[str, Iterable[str]], first: Container[str]) 
     if not names:
         near = [closest(leaf, [leaves[name] for name in among]) for among in (rather, known)]
         # A setting that the algorithm does not read is suggested only for a closer match.
-        best = max(filter(None, near), key=lambda x: _likeness(leaf, x), default=None)
+        best = max(filter(None, near), key=lambda x: _similarity(leaf, x), default=None)
         among = rather if best is not None and best == near[0] else list(known)
         names = [name for name in among if leaves[name] == best]
     close = difflib.get_close_matches(key[:100], names, n=1, cutoff=0.85)

@@ -82,7 +82,7 @@ UNFIT: Any = object()
 """Marker of a value that cannot be converted."""
 
 _LARGEST, _LARGEST_FLOAT = 2**63, int(sys.float_info.max)
-_TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_BOOLEAN_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
 def converted(kind: Any, value: Any) -> Any:
@@ -100,7 +100,7 @@ def converted(kind: Any, value: Any) -> Any:
         True
     """
     if kind == list[str] and isinstance(value, str):
-        value = _words(value)
+        value = _split_words(value)
     if get_origin(kind) is list:
         if not isinstance(value, (list, tuple)):
             return UNFIT
@@ -114,7 +114,7 @@ def converted(kind: Any, value: Any) -> Any:
         return UNFIT
 
 
-def _words(text: str) -> Any:
+def _split_words(text: str) -> Any:
     """Splits a text at commas; returns ``UNFIT`` if a part is empty or has brackets."""
     words = [word.strip() for word in text.split(",")]
     return words if all(words) and not set("[]{}") & set(text) else UNFIT
@@ -150,7 +150,7 @@ def _float(value: Any) -> float:
 
 def _bool(value: Any) -> bool:
     if isinstance(value, str):
-        return _TRUTHS[value.lower()]
+        return _BOOLEAN_WORDS[value.lower()]
     if value not in (0, 1) or math.isnan(value):
         raise ValueError
     return bool(value)

@@ -54,7 +54,7 @@ def with_new_names(
                     warn_renamed(f"{path}{old}", f"{path}{name}")
                 renamed[name] = renamed.pop(old)
         if arguments := setting.note(Arguments):
-            _move_into(arguments, name, renamed, warn, path)
+            _move_to_arguments(arguments, name, renamed, warn, path)
     return renamed
 
 
@@ -67,24 +67,24 @@ def warn_renamed(old: str, new: str) -> None:
     )
 
 
-def _move_into(
+def _move_to_arguments(
     arguments: Arguments, name: str, renamed: dict[str, Any], warn: bool, path: str
 ) -> None:
     """Moves settings that have become arguments into their mapping of arguments."""
-    for old, setting in _moved(arguments).items():
+    for old, setting in _moved_settings(arguments).items():
         if old not in renamed:
             continue
         value, new = renamed.pop(old), f"{path}{name}.{setting.key}"
         if value == setting.default:
             continue
-        held = dict(renamed.get(name) or {})
-        _refuse_both(setting.key in held, f"{path}{old}", new)
+        current = dict(renamed.get(name) or {})
+        _refuse_both(setting.key in current, f"{path}{old}", new)
         if warn:
             warn_renamed(f"{path}{old}", new)
-        renamed[name] = {**held, setting.key: value}
+        renamed[name] = {**current, setting.key: value}
 
 
-def _moved(arguments: Arguments) -> dict[str, Setting]:
+def _moved_settings(arguments: Arguments) -> dict[str, Setting]:
     return {
         old: setting
         for schema in schemas_by_word(arguments.variants).values()
@@ -113,10 +113,10 @@ def normalized(schema: type, layer: Mapping[str, Any], *, warn: bool = True) -> 
         >>> normalized(TrainConfig, {"learner": "ippo", "learner.lr": 1e-3})
         {'learner': {'algorithm': 'ippo', 'lr': 0.001}}
     """
-    return with_new_names(schema, _words_in_place([schema], unfold(layer)), warn=warn)
+    return with_new_names(schema, _expand_words([schema], unfold(layer)), warn=warn)
 
 
-def _words_in_place(schemas: Iterable[type], layer: Mapping[str, Any]) -> dict[str, Any]:
+def _expand_words(schemas: Iterable[type], layer: Mapping[str, Any]) -> dict[str, Any]:
     """Replaces a string given for a section by a section with this string as its first setting.
 
     Args:
@@ -132,11 +132,13 @@ def _words_in_place(schemas: Iterable[type], layer: Mapping[str, Any]) -> dict[s
                 sections.setdefault(name, []).extend(schemas_of(setting))
             elif (overrides := setting.note(Overrides)) and isinstance(placed.get(name), Mapping):
                 of = list(schemas_of(known[overrides.of]))
-                placed[name] = {group: _worded(of, own) for group, own in placed[name].items()}
-    return placed | {n: _worded(sections[n], placed[n]) for n in placed.keys() & sections.keys()}
+                placed[name] = {group: _expand_word(of, own) for group, own in placed[name].items()}
+    return placed | {
+        n: _expand_word(sections[n], placed[n]) for n in placed.keys() & sections.keys()
+    }
 
 
-def _worded(schemas: list[type], value: Any) -> Any:
+def _expand_word(schemas: list[type], value: Any) -> Any:
     firsts = [next(iter(settings_within(schema).values())) for schema in schemas]
     first = next((one.key for one in firsts if one.kind is str), firsts[0].key)
     if isinstance(value, str):
@@ -146,7 +148,7 @@ def _worded(schemas: list[type], value: Any) -> Any:
     value = dict(value)
     if WORD in value:
         value = {first: value.pop(WORD), **value}
-    return _words_in_place(schemas, value)
+    return _expand_words(schemas, value)
 
 
 T = TypeVar("T")
@@ -192,17 +194,17 @@ def overridden(note: Tagged, base: Any, own: Mapping[str, Any], at: str = "") ->
         ConfigError: a setting is unknown, or a value has a wrong type.
     """
     own = unfold(own)
-    schema = _schema(note, own.get(note.by, getattr(base, note.by)), f"{at}{note.by}")
-    return read(schema, _taken_over(base, schema), own, at=at)
+    schema = _find_schema(note, own.get(note.by, getattr(base, note.by)), f"{at}{note.by}")
+    return read(schema, _shared_settings(base, schema), own, at=at)
 
 
-def _taken_over(base: Any, schema: type) -> dict[str, Any]:
+def _shared_settings(base: Any, schema: type) -> dict[str, Any]:
     """Returns the settings of a section that are kept under another schema, by dotted key."""
     values = {key: one.default for key, one in settings_of(base).items()}
     if type(base) is schema:
         return values
-    both = [kind for kind in type(base).__mro__ if kind in schema.__mro__ and is_dataclass(kind)]
-    shared, defaults = settings_of(both[0] if both else schema), settings_of(type(base))
+    bases = [kind for kind in type(base).__mro__ if kind in schema.__mro__ and is_dataclass(kind)]
+    shared, defaults = settings_of(bases[0] if bases else schema), settings_of(type(base))
     return {k: x for k, x in values.items() if k in shared and x != defaults[k].default}
 
 
@@ -235,37 +237,37 @@ class Reader:
         try:
             for layer in layers:
                 self._layer = merged(self._layer, normalized(self.schema, layer, warn=warn))
-            return self._section(self.schema, self._layer, "")
+            return self._read_section(self.schema, self._layer, "")
         except RecursionError:
             raise ConfigError("settings are nested too deeply; check their brackets.") from None
 
-    def _section(self, schema: Any, layer: Mapping[str, Any], path: str) -> Any:
+    def _read_section(self, schema: Any, layer: Mapping[str, Any], path: str) -> Any:
         """Returns a dataclass's defaults, or a config, with the settings of a layer in place."""
         kind = schema if isinstance(schema, type) else type(schema)
         known = settings_within(kind)
         values = {}
         for name in layer:
             if name not in known:
-                raise self._unknown(next(iter(flatten({f"{path}{name}": layer[name]}))))
+                raise self._unknown_error(next(iter(flatten({f"{path}{name}": layer[name]}))))
         for name, setting in known.items():
             if name not in layer:
                 continue
             value, key = layer[name], f"{path}{name}"
             if setting.is_section:
-                values[name] = self._subsection(setting, value, key)
+                values[name] = self._read_subsection(setting, value, key)
             elif overrides := setting.note(Overrides):
                 base = values.get(overrides.of, known[overrides.of].default)
-                values[name] = self._overrides(setting, value, key, base, known[overrides.of])
+                values[name] = self._read_overrides(setting, value, key, base, known[overrides.of])
             else:
-                values[name] = self._leaf(setting, value, key)
+                values[name] = self._read_value(setting, value, key)
         for name, setting in known.items():
             if arguments := setting.note(Arguments):
                 word = values.get(arguments.by, known[arguments.by].default)
                 given = values.get(name, setting.default)
-                values[name] = self._arguments(arguments, word, given, f"{path}{name}.")
+                values[name] = self._read_arguments(arguments, word, given, f"{path}{name}.")
         return schema(**values) if schema is kind else replace(schema, **values)
 
-    def _subsection(self, setting: Setting, layer: Any, key: str) -> Any:
+    def _read_subsection(self, setting: Setting, layer: Any, key: str) -> Any:
         if not isinstance(layer, Mapping):
             example = next(iter(settings_within(type(setting.default))))
             raise ConfigError(
@@ -274,23 +276,27 @@ class Reader:
             )
         note = setting.note(Tagged)
         if note is None:
-            return self._section(setting.default, layer, f"{key}.")
-        schema, own, self._foreign[key] = self._variant(note, setting.default, layer, f"{key}.")
-        return self._section(schema, own, f"{key}.")
+            return self._read_section(setting.default, layer, f"{key}.")
+        schema, own, self._foreign[key] = self._select_schema(
+            note, setting.default, layer, f"{key}."
+        )
+        return self._read_section(schema, own, f"{key}.")
 
-    def _variant(
+    def _select_schema(
         self, note: Tagged, base: Any, layer: Mapping[str, Any], path: str
     ) -> tuple[type, dict[str, Any], dict[str, Any]]:
         """Returns the schema that a layer selects, and the result of :func:`_applicable`."""
-        word = self._given(layer.get(note.by, getattr(base, note.by)), f"{path}{note.by}")
-        schema = _schema(note, word, f"{self.at}{path}{note.by}")
+        word = self._plain_value(layer.get(note.by, getattr(base, note.by)), f"{path}{note.by}")
+        schema = _find_schema(note, word, f"{self.at}{path}{note.by}")
         own, foreign = _applicable(note.variants, schema, layer)
-        self._refuse(note, foreign, path)
+        self._refuse_foreign(note, foreign, path)
         return schema, own, foreign
 
-    def _overrides(self, setting: Setting, layer: Any, key: str, base: Any, of: Setting) -> Any:
+    def _read_overrides(
+        self, setting: Setting, layer: Any, key: str, base: Any, of: Setting
+    ) -> Any:
         if not isinstance(layer, Mapping):
-            raise self._wrong(setting, layer, key)
+            raise self._type_error(setting, layer, key)
         note, read = of.note(Tagged), {}
         overrides = setting.note(Overrides)
         assert note is not None and overrides is not None
@@ -302,16 +308,16 @@ class Reader:
                     f"{self.at}{key}.{name} is {quoted(own)}, expected settings under it; "
                     f"set one of them, such as {self.at}{at}{overrides.example}."
                 )
-            own = self._given(own, f"{key}.{name}")
-            schema, own, foreign = self._variant(note, base, own, at)
-            self._name_namesakes(note, key, name, foreign, layer)
-            own = merged(self._of_another(overrides.of, settings_of(schema)), own)
-            config = Reader(schema, f"{self.at}{at}")._section(schema, own, "")
+            own = self._plain_value(own, f"{key}.{name}")
+            schema, own, foreign = self._select_schema(note, base, own, at)
+            self._add_similar_name_hints(note, key, name, foreign, layer)
+            own = merged(self._only_in_group(overrides.of, settings_of(schema)), own)
+            config = Reader(schema, f"{self.at}{at}")._read_section(schema, own, "")
             typed = settings_of(config)
             read[name] = unfold({key: typed[key].default for key in flatten(own, stop=typed)})
         return read
 
-    def _of_another(self, section: str, known: Mapping[str, Setting]) -> dict[str, Any]:
+    def _only_in_group(self, section: str, known: Mapping[str, Setting]) -> dict[str, Any]:
         """Returns settings given for a section that only a group's algorithm (``known``) has."""
         found = {}
         for key, value in self._foreign.get(section, {}).items():
@@ -321,15 +327,15 @@ class Reader:
                     found[key] = value
         return unfold(found)
 
-    def _arguments(self, note: Arguments, word: Any, given: Any, path: str) -> dict[str, Any]:
+    def _read_arguments(self, note: Arguments, word: Any, given: Any, path: str) -> dict[str, Any]:
         schema = note.variants.schema(word)
         known = {} if schema is None else settings_within(schema)
         return {
-            name: self._leaf(known[name], value, f"{path}{name}") if name in known else value
+            name: self._read_value(known[name], value, f"{path}{name}") if name in known else value
             for name, value in given.items()
         }
 
-    def _refuse(self, note: Tagged, foreign: Mapping[str, Any], path: str) -> None:
+    def _refuse_foreign(self, note: Tagged, foreign: Mapping[str, Any], path: str) -> None:
         """Records given settings that a section has only for other values of its tag."""
         schemas = schemas_by_word(note.variants)
         known = {word: settings_of(schema) for word, schema in schemas.items()} if foreign else {}
@@ -343,7 +349,7 @@ class Reader:
                 f"{self.at}{path}{note.by} is {listed(words)}"
             )
 
-    def _name_namesakes(
+    def _add_similar_name_hints(
         self, note: Tagged, field: str, name: str, foreign: Iterable[str], layer: Mapping[str, Any]
     ) -> None:
         """Adds a hint to settings that do not apply to a name, but apply to a similar name."""
@@ -357,8 +363,8 @@ class Reader:
                 f", as {self.at}{field}.{near}.{note.by} is: one of the two names may be misspelt"
             )
 
-    def _leaf(self, setting: Setting, value: Any, key: str) -> Any:
-        value = self._given(value, key)
+    def _read_value(self, setting: Setting, value: Any, key: str) -> Any:
+        value = self._plain_value(value, key)
         if value is None and setting.optional:
             return None
         fit = converted(setting.kind, value)
@@ -366,26 +372,26 @@ class Reader:
             return fit
         if isinstance(value, Mapping):
             if get_origin(setting.kind) is dict:
-                raise self._unreadable(value, key)
+                raise self._yaml_error(value, key)
             inside = next((name for name in value if name != WORD), "")
-            raise self._unknown(f"{key}.{inside}")
-        raise self._wrong(setting, value, key)
+            raise self._unknown_error(f"{key}.{inside}")
+        raise self._type_error(setting, value, key)
 
-    def _given(self, value: Any, key: str) -> Any:
+    def _plain_value(self, value: Any, key: str) -> Any:
         """Returns a value as plain Python types, with references ``${...}`` replaced."""
         if isinstance(value, os.PathLike):
             value = os.fspath(value)
         if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
             value = value.tolist()
         if isinstance(value, str) and "${" in value:
-            return self._interpolated(value, key, ())
+            return self._interpolate(value, key, ())
         if isinstance(value, Mapping):
-            return {name: self._given(x, f"{key}.{name}") for name, x in value.items()}
+            return {name: self._plain_value(x, f"{key}.{name}") for name, x in value.items()}
         if isinstance(value, (list, tuple)):
-            return [self._given(x, key) for x in value]
+            return [self._plain_value(x, key) for x in value]
         return value
 
-    def _interpolated(self, text: str, key: str, seen: tuple[str, ...]) -> Any:
+    def _interpolate(self, text: str, key: str, seen: tuple[str, ...]) -> Any:
         """Replaces references such as ``${seed}`` in a text by the values of settings."""
 
         def value_of(name: str) -> Any:
@@ -401,7 +407,7 @@ class Reader:
                     "name a setting, as in ${seed}."
                 )
             if isinstance(value, str) and "${" in value:
-                return self._interpolated(value, key, (*seen, name))
+                return self._interpolate(value, key, (*seen, name))
             return value
 
         if whole := re.fullmatch(r"\$\{([^{}$]+)\}", text):
@@ -414,7 +420,7 @@ class Reader:
             )
         return put
 
-    def _unknown(self, key: str) -> ConfigError:
+    def _unknown_error(self, key: str) -> ConfigError:
         hints, known = list(self.hints), all_settings(self.schema)
         names = {n: s.other_names() for n, s in known.items()} | {n: [] for n in hints}
         first = {*self._applicable(), *hints}
@@ -432,13 +438,13 @@ class Reader:
                 chosen = isinstance(word, str) and note.variants.schema(word) or chosen
             yield from (f"{name}.{key}" for key in settings_of(chosen))
 
-    def _wrong(self, setting: Setting, value: Any, key: str) -> ConfigError:
+    def _type_error(self, setting: Setting, value: Any, key: str) -> ConfigError:
         default = setting.default
         example = "" if default in (None, {}, []) else f", such as {shown(default)}"
         expected = expectation(setting.kind, setting.optional)
         return ConfigError(f"{self.at}{key} is {shown(value)}, expected {expected}{example}.")
 
-    def _unreadable(self, value: Mapping[str, Any], key: str) -> ConfigError:
+    def _yaml_error(self, value: Mapping[str, Any], key: str) -> ConfigError:
         """Returns the error for the first value in a mapping that YAML cannot hold."""
         inside, wrong = next(
             ((k, x) for k, x in flatten(value).items() if plain(x) is UNFIT), (key, value)
@@ -449,7 +455,7 @@ class Reader:
         )
 
 
-def _schema(note: Tagged, word: Any, key: str) -> type:
+def _find_schema(note: Tagged, word: Any, key: str) -> type:
     """Returns the schema of the settings that a value of the tag selects.
 
     Raises:

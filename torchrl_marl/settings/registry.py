@@ -44,7 +44,7 @@ class Registry(Generic[T]):
 
     def names(self) -> tuple[str, ...]:
         """Returns all names, with those of installed packages last."""
-        return tuple(dict.fromkeys([*self._known, *self._points()]))
+        return tuple(dict.fromkeys([*self._known, *self._entry_points()]))
 
     def items(self) -> Iterator[tuple[str, T]]:
         """Yields every name and its object."""
@@ -61,7 +61,7 @@ class Registry(Generic[T]):
         """
         found: Any = self._known.get(word)
         if found is None:
-            point = self._points().get(word)
+            point = self._entry_points().get(word)
             if point is None:
                 return None
             found = point.value
@@ -101,7 +101,7 @@ class Registry(Generic[T]):
             ConfigError: the name is taken.
         """
         before = self._known.get(word, record)
-        if _definition(before) != _definition(record) or word in self._points():
+        if _definition(before) != _definition(record) or word in self._entry_points():
             raise ConfigError(
                 f"{self.what} {quoted(word)} is registered already; choose another name."
             )
@@ -111,7 +111,7 @@ class Registry(Generic[T]):
         """Removes a registered name."""
         del self._known[word]
 
-    def _points(self) -> dict[str, EntryPoint]:
+    def _entry_points(self) -> dict[str, EntryPoint]:
         points = () if self.group is None else entry_points(self.group)
         return {point.name: point for point in points}
 

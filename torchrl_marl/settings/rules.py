@@ -129,13 +129,17 @@ class Range:
     def __str__(self) -> str:
         if math.isinf(self.low):
             return "a finite number"
-        low = f"above {_number(self.low)}" if self.above else f"{_number(self.low)} or more"
+        low = (
+            f"above {_format_number(self.low)}"
+            if self.above
+            else f"{_format_number(self.low)} or more"
+        )
         if math.isinf(self.high):
             return low
-        high = _number(self.high)
+        high = _format_number(self.high)
         if self.above or self.below:
             return f"{low} and {'below' if self.below else 'at most'} {high}"
-        return f"from {_number(self.low)} to {high}"
+        return f"from {_format_number(self.low)} to {high}"
 
     def misfit(self, key: str, value: Any, default: Any) -> str | None:
         """Returns an error message if the value is outside the range."""
@@ -295,5 +299,5 @@ Seed = Annotated[int, Range(0, 2**32 - 1)]
 """Type of a random seed: an unsigned 32-bit integer."""
 
 
-def _number(x: float) -> str:
+def _format_number(x: float) -> str:
     return str(x) if isinstance(x, int) else f"{x:g}"

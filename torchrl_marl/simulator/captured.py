@@ -89,9 +89,9 @@ class CapturedSimulator:
         self._values: Structure = {}
         self.ahead = False
         self._state: State = []
-        self.packing = self._pack(step)
+        self.packing = self._find_packing(step)
 
-    def _pack(self, step: Callable[[], Any]) -> Packing:
+    def _find_packing(self, step: Callable[[], Any]) -> Packing:
         """Runs a trial step, to find the tensors that a step writes; returns their packing."""
         before = self.simulator_state.read(self.simulator)
         walk = walk_simulator(self.simulator, self.simulator_state.exclude)
@@ -175,7 +175,9 @@ class CapturedSimulator:
 
     # ------------------------------------------------------------------------------ graphs
 
-    def _pure(self, function: Callable[..., Any], finish: Finish) -> Callable[..., list[Tensor]]:
+    def _make_functional(
+        self, function: Callable[..., Any], finish: Finish
+    ) -> Callable[..., list[Tensor]]:
         """Returns ``function(*inputs)`` as a function of the simulator's state and the inputs."""
 
         def pure_function(state: State, *inputs: Any) -> list[Tensor]:
@@ -202,11 +204,11 @@ class CapturedSimulator:
         structure, tensors = walk.structure(), dict(walk.tensors)
         before = self._structure()
         with self._random.unchanged():
-            drawn = _numpy_and_python()
+            drawn = _global_rng_states()
             try:
                 yield
                 self._refuse_change(before, tensors)
-                if _numpy_and_python() != drawn:
+                if _global_rng_states() != drawn:
                     raise CaptureError(
                         "random numbers of numpy or Python are not captured; draw them from torch"
                     )
@@ -274,18 +276,18 @@ class CapturedSimulator:
         """
         state = self.state
         with self.recording():
-            traced = trace(self._pure(function, finish), state, *inputs)
+            traced = trace(self._make_functional(function, finish), state, *inputs)
             walk = walk_simulator(self.simulator, self.simulator_state.exclude)
             for path, x in walk.tensors.items():
                 if x.untyped_storage()._cdata in traced.assumed:
                     self._assumed.add(path)
         self.read_assumed()
-        same = equal if execution == "trace" else _rounded
-        self._compare(traced, function, finish, inputs, same)
-        return self._compiled(traced, inputs, name, execution)
+        same = equal if execution == "trace" else _equal_up_to_rounding
+        self._check_results(traced, function, finish, inputs, same)
+        return self._compile_graph(traced, inputs, name, execution)
 
     @torch.no_grad()
-    def _compare(
+    def _check_results(
         self,
         traced: Trace,
         function: Callable[..., Any],
@@ -306,22 +308,22 @@ class CapturedSimulator:
                 for i, (x, y) in enumerate(zip(expected, found)):
                     if not same(x, y):
                         name = f"output {i}" if i >= len(state) else self.packing.name(i, x, y)
-                        raise CaptureError(f"{name} {_difference(x, y)}")
+                        raise CaptureError(f"{name} {_describe_difference(x, y)}")
                 state = expected[: len(state)]
                 self.packing.write(self.simulator, state)
 
-    def _compiled(
+    def _compile_graph(
         self, traced: Trace, inputs: tuple[Tensor, ...], name: str, execution: Any
     ) -> Program:
         """Compiles a graph, with torch's exact rounding if steps amplify rounding errors."""
         state = self.state
         if execution != "trace":
-            traced = self._reduced(traced, inputs)
+            traced = self._reduce_graph(traced, inputs)
         program = compile_trace(traced, state, *inputs, name=name, execution=execution)
         if execution != "compile" or self.packing.device.type != "cpu":
             return program
-        for expected, found in self._compared(traced, program, inputs):
-            if not all(map(_close, expected[: len(state)], found)):
+        for expected, found in self._iter_compared_outputs(traced, program, inputs):
+            if not all(map(_is_close, expected[: len(state)], found)):
                 # Stiff joints, for example, amplify rounding errors.
                 return compile_trace(
                     traced, state, *inputs, name=f"{name} exactly", execution="exact"
@@ -329,7 +331,7 @@ class CapturedSimulator:
         program.failed = None
         return program
 
-    def _reduced(self, traced: Trace, inputs: tuple[Tensor, ...]) -> Trace:
+    def _reduce_graph(self, traced: Trace, inputs: tuple[Tensor, ...]) -> Trace:
         """Returns a trace with a smaller graph, whose results are equal to the bit."""
         if traced.n_operations < _SMALL:
             return traced
@@ -340,7 +342,7 @@ class CapturedSimulator:
 
         def is_equal(module: fx.GraphModule) -> bool:
             found = Program(dataclasses.replace(traced, module=module), module, 0.0, 0)
-            pairs = self._compared(traced, found, inputs)
+            pairs = self._iter_compared_outputs(traced, found, inputs)
             return all(all(map(_same_bits, *pair)) for pair in pairs)
 
         with torch.random.fork_rng():  # batching a graph runs it, and may draw
@@ -348,7 +350,7 @@ class CapturedSimulator:
         seconds = traced.seconds + time.perf_counter() - began
         return dataclasses.replace(traced, module=module, seconds=seconds)
 
-    def _compared(
+    def _iter_compared_outputs(
         self, traced: Trace, program: Program, inputs: tuple[Tensor, ...]
     ) -> Iterator[tuple[Sequence[Tensor], Sequence[Tensor]]]:
         """Yields the outputs of a recorded graph and of a program for it, with failed checks."""
@@ -356,13 +358,13 @@ class CapturedSimulator:
         with torch.random.fork_rng():
             for seed in range(_COMPARED):
                 torch.manual_seed(seed)
-                expected = _with_checks(recorded, [*state, *inputs])
+                expected = _run_with_checks(recorded, [*state, *inputs])
                 torch.manual_seed(seed)
-                yield expected, _with_checks(program, [*state, *inputs])
+                yield expected, _run_with_checks(program, [*state, *inputs])
                 state = list(expected[: len(state)])
 
 
-def _with_checks(program: Program, leaves: Sequence[Any]) -> list[Tensor]:
+def _run_with_checks(program: Program, leaves: Sequence[Any]) -> list[Tensor]:
     out, failed = program.checked(leaves)
     return [*out] if failed is None else [*out, failed]
 
@@ -374,14 +376,14 @@ def _same_bits(x: Tensor, y: Tensor) -> bool:
     return bool(((x.signbit() == y.signbit()) | x.isnan()).all())
 
 
-def _rounded(x: Tensor, y: Tensor) -> bool:
+def _equal_up_to_rounding(x: Tensor, y: Tensor) -> bool:
     """Returns whether two tensors are equal up to rounding."""
     return equal(x, y) or (x.is_floating_point() and torch.allclose(x, y, 1e-5, 1e-6, True))
 
 
-def _difference(x: Tensor, y: Tensor) -> str:
+def _describe_difference(x: Tensor, y: Tensor) -> str:
     """Returns how a value of the graph differs from the simulator's, and probably why."""
-    if _rounded(x, y):
+    if _equal_up_to_rounding(x, y):
         return (
             "of the graph is rounded differently than the simulator's, since rounding in torch "
             "depends on the memory layout; execution=compile accepts that"
@@ -392,10 +394,10 @@ def _difference(x: Tensor, y: Tensor) -> str:
     )
 
 
-def _close(x: Tensor, y: Tensor) -> bool:
+def _is_close(x: Tensor, y: Tensor) -> bool:
     return not x.is_floating_point() or torch.allclose(x, y, 1e-4, 1e-4, equal_nan=True)
 
 
-def _numpy_and_python() -> tuple:
+def _global_rng_states() -> tuple:
     state: Any = np.random.get_state()
     return state[1].tobytes(), *state[2:], random.getstate()

@@ -72,9 +72,9 @@ class Packing:
         self.written = frozenset(written)
         self.apart = frozenset(apart)
         walk = walk_simulator(simulator, state.exclude)
-        self.shared = tuple(_group(walk, shared, frozenset()))
+        self.shared = tuple(_group_shared(walk, shared, frozenset()))
         slots = []
-        for paths in _group(walk, state.batched, self.apart):
+        for paths in _group_shared(walk, state.batched, self.apart):
             x = walk.tensors[paths[0]]
             slots.append(_Slot(paths, x.shape[1:], x.dtype))
         if not slots:
@@ -94,10 +94,10 @@ class Packing:
         Raises:
             CaptureError: if a tensor is missing or has another shape than before.
         """
-        find = _Finder(simulator)
+        find = _TensorFinder(simulator)
         state = []
         for slots in self._slots:
-            rows = [_rows(slot, find.get(slot.paths[0])) for slot in slots]
+            rows = [_as_matrix_rows(slot, find.get(slot.paths[0])) for slot in slots]
             # A compiled ``cat`` of one slot would keep the slot's layout; graphs need a fixed one.
             own = rows[0].clone(memory_format=torch.contiguous_format)
             state.append(torch.cat(rows) if len(rows) > 1 else own)
@@ -113,7 +113,7 @@ class Packing:
 
     def write(self, simulator: Any, state: Sequence[Tensor]) -> None:
         """Writes copies of a state into the simulator's slots."""
-        find = _Finder(simulator)
+        find = _TensorFinder(simulator)
         for slots, sizes, matrix in zip(self._slots, self._sizes, state):
             for slot, rows in zip(slots, matrix.split(sizes)):
                 # A simulator may call ``view``, so each env's values must be contiguous.
@@ -139,7 +139,7 @@ class Packing:
         return len(self._slots)
 
 
-class _Finder:
+class _TensorFinder:
     """Finds a simulator's tensors by path; looks up each object on a path only once."""
 
     def __init__(self, simulator: Any) -> None:
@@ -166,12 +166,12 @@ class _Finder:
 
 def put_back(simulator: Any, tensors: dict[Path, Tensor]) -> None:
     """Puts the given tensor objects (no copies) into a simulator's slots."""
-    find = _Finder(simulator)
+    find = _TensorFinder(simulator)
     for path, x in tensors.items():
         find.set((path,), x)
 
 
-def _group(walk, wanted: Iterable[Path], apart: frozenset[Path]) -> list[tuple[Path, ...]]:
+def _group_shared(walk, wanted: Iterable[Path], apart: frozenset[Path]) -> list[tuple[Path, ...]]:
     """Returns groups of paths; the paths of a group hold the same tensor."""
     groups: dict[Any, list[Path]] = {}
     for path in wanted:
@@ -181,7 +181,7 @@ def _group(walk, wanted: Iterable[Path], apart: frozenset[Path]) -> list[tuple[P
     return [tuple(paths) for paths in groups.values()]
 
 
-def _rows(slot: _Slot, x: Tensor) -> Tensor:
+def _as_matrix_rows(slot: _Slot, x: Tensor) -> Tensor:
     """Reshapes a slot's tensor ``[E, ...]`` to matrix rows ``[K, E]``."""
     if x.ndim == 0 or x.shape[1:] != slot.shape or x.dtype != slot.dtype:
         raise CaptureError(
@@ -342,7 +342,7 @@ class ResetPool:
         if not self._checked or self.is_outdated():
             self._refuse_dependence()
         n_rows = self.depth if n_rows is None or not self.tensors else min(n_rows, self.depth)
-        drawn = [self._draw() for _ in range(0, n_rows, self._at_once)]
+        drawn = [self._draw_states() for _ in range(0, n_rows, self._at_once)]
         rows = [torch.cat(parts)[:n_rows] for parts in zip(*drawn)]
         n = len(self._packing)
         if self.tensors:
@@ -388,7 +388,7 @@ class ResetPool:
             )
         self._checked = True
 
-    def _draw(self) -> list[Tensor]:
+    def _draw_states(self) -> list[Tensor]:
         """Draws n initial states per env: matrices ``[n, K, E]``, and entries ``[n, E, ...]``."""
         if self._twin is None:
             self._twin, self._twin_simulator = self._make_twin(self._at_once * self.num_envs)
@@ -511,26 +511,28 @@ def begin_episodes(
     """
     row = pool["used"] % pool["state"][0].shape[0]
     fresh = [
-        torch.where(ended & written, _pick(starts, row, -1), matrix)
+        torch.where(ended & written, _select_row(starts, row, -1), matrix)
         for matrix, starts, written in zip(state, pool["state"], pool["written"])
     ]
     starts = pool["carry"]
     following = {
         key: torch.where(
-            _wide(ended, x, 0), _pick(starts[key], row, 0) if key in starts else x.new_zeros(()), x
+            _expand_envs(ended, x, 0),
+            _select_row(starts[key], row, 0) if key in starts else x.new_zeros(()),
+            x,
         )
         for key, x in carry.items()
     }
     return [*fresh, *state[len(fresh) :]], following, pool["used"] + ended
 
 
-def _pick(starts: Tensor, row: Tensor, dim: int) -> Tensor:
+def _select_row(starts: Tensor, row: Tensor, dim: int) -> Tensor:
     """Selects one of D rows for each env; ``dim`` is the dim of the envs."""
-    index = _wide(row, starts[0], dim).expand_as(starts[0])
+    index = _expand_envs(row, starts[0], dim).expand_as(starts[0])
     return starts.gather(0, index.unsqueeze(0)).squeeze(0)
 
 
-def _wide(x: Tensor, like: Tensor, dim: int) -> Tensor:
+def _expand_envs(x: Tensor, like: Tensor, dim: int) -> Tensor:
     """Reshapes ``[E]`` to broadcast with another tensor that has the envs in ``dim``."""
     shape = [1] * like.ndim
     shape[dim] = -1

@@ -55,11 +55,11 @@ class EnvSlots:
     def get(self, path: Path) -> Tensor | None:
         """Returns the tensor at a path; None if the simulator currently has none there."""
         try:
-            return child(self._holder(path), path[-1])
+            return child(self._parent_object(path), path[-1])
         except LookupError:
             return None
 
-    def _holder(self, path: Path) -> Any:
+    def _parent_object(self, path: Path) -> Any:
         holder = self.simulator
         for key in path[:-1]:
             holder = child(holder, key)
@@ -76,12 +76,12 @@ class EnvSlots:
             if both not in merged:
                 # A view of another slot's memory must remain a view.
                 in_place = path in self.views or x.untyped_storage().data_ptr() in shared
-                merged[both] = _with_rows(x, values[path], envs, in_place)
+                merged[both] = _write_rows(x, values[path], envs, in_place)
             if merged[both] is not x:
-                set_child(self._holder(path), path[-1], merged[both])
+                set_child(self._parent_object(path), path[-1], merged[both])
 
 
-def _with_rows(x: Tensor, values: Tensor, envs: Tensor, in_place: bool) -> Tensor:
+def _write_rows(x: Tensor, values: Tensor, envs: Tensor, in_place: bool) -> Tensor:
     """Returns a tensor with new values in the rows where ``envs`` ``[E]`` is True."""
     new = torch.where(envs.view(-1, *[1] * (x.ndim - 1)), values, x)
     return x.copy_(new) if in_place else new
@@ -147,7 +147,7 @@ class RunningEnvs:
             old = self._tensors[path]
             if (id(x), id(old)) not in merged:
                 in_place = x is old or x.untyped_storage().data_ptr() in views
-                merged[id(x), id(old)] = _with_rows(x, self._copies[id(old)], running, in_place)
+                merged[id(x), id(old)] = _write_rows(x, self._copies[id(old)], running, in_place)
             new = merged[id(x), id(old)]
             if new is not x:
                 set_child(walk.objects[path[:-1]], path[-1], new)

@@ -60,7 +60,7 @@ class Settings:
     """
 
     def __init__(self, simulator: Any, exclude: Exclude = (), moving: Iterable[Path] = ()) -> None:
-        self._exclude, moves = frozenset(exclude), frozenset(moving)
+        self._exclude, moving_paths = frozenset(exclude), frozenset(moving)
         walk = walk_simulator(simulator, self._exclude)
         self._tensors: list[tuple[Any, str, Tensor, int, Tensor]] = []
         self._numbers: list[tuple[Any, str, Any]] = []
@@ -70,11 +70,11 @@ class Settings:
         ]
         for path, value in walk.slots():
             holder = walk.objects[path[:-1]]
-            if path in moves:
+            if path in moving_paths:
                 continue
             if isinstance(value, Tensor):
-                kept = value.detach().clone()
-                self._tensors.append((holder, path[-1], value, value._version, kept))
+                saved = value.detach().clone()
+                self._tensors.append((holder, path[-1], value, value._version, saved))
             elif isinstance(value, SCALARS):
                 self._numbers.append((holder, path[-1], value))
 
@@ -85,16 +85,16 @@ class Settings:
             if any(not {key, (*path, key)} & self._exclude for key in new):
                 return True
         for holder, key, value in self._numbers:
-            now = _get(holder, key)
-            if now is not value and (type(now) is not type(value) or now != value):
+            current = _get_child(holder, key)
+            if current is not value and (type(current) is not type(value) or current != value):
                 return True
-        for i, (holder, key, x, version, kept) in enumerate(self._tensors):
-            now = _get(holder, key)
-            if now is x and x._version == version:
+        for i, (holder, key, x, version, saved) in enumerate(self._tensors):
+            current = _get_child(holder, key)
+            if current is x and x._version == version:
                 continue
-            if not isinstance(now, Tensor) or not equal(now, kept):
+            if not isinstance(current, Tensor) or not equal(current, saved):
                 return True
-            self._tensors[i] = holder, key, now, now._version, kept
+            self._tensors[i] = holder, key, current, current._version, saved
         return False
 
 
@@ -102,18 +102,18 @@ def written_by(simulator: Any, exclude: Exclude, call: Callable[[], Any]) -> set
     """Returns the slots of the tensors and numbers that a call writes."""
     walk = walk_simulator(simulator, exclude)
     before = {path: (x, x._version) for path, x in walk.tensors.items()}
-    others = _others(walk)
+    others = _non_tensor_slots(walk)
     call()
     after = walk_simulator(simulator, exclude)
-    written = {path for path, x in after.tensors.items() if not _is_as(x, before.get(path))}
-    return written | {p for p, x in _others(after).items() if not equal(x, others.get(p))}
+    written = {path for path, x in after.tensors.items() if not _is_unchanged(x, before.get(path))}
+    return written | {p for p, x in _non_tensor_slots(after).items() if not equal(x, others.get(p))}
 
 
-def _is_as(x: Tensor, before: tuple[Tensor, int] | None) -> bool:
+def _is_unchanged(x: Tensor, before: tuple[Tensor, int] | None) -> bool:
     return before is not None and x is before[0] and x._version == before[1]
 
 
-def _others(walk: SimulatorWalk) -> dict[Path, Any]:
+def _non_tensor_slots(walk: SimulatorWalk) -> dict[Path, Any]:
     """Returns a dict for slots without a tensor: slot -> number, or name of the object in it."""
     others: dict[Path, Any] = {}
     for path, value in walk.slots():
@@ -174,12 +174,12 @@ def find_dependence(
         step (callable): ``step()`` makes an eager step.
     """
     moving = written_by(simulator, exclude, reset)
-    first, written = _start(simulator, exclude, reset)
-    for vary in (torch.zeros_like, _more):
+    first, written = _reset_values(simulator, exclude, reset)
+    for vary in (torch.zeros_like, _increase):
         moving |= written_by(simulator, exclude, step)
-        _vary(simulator, exclude, moving, vary)
+        _modify_tensors(simulator, exclude, moving, vary)
         try:
-            other, also = _start(simulator, exclude, reset)
+            other, also = _reset_values(simulator, exclude, reset)
         except Exception as error:  # environments may raise anything at impossible states
             return f"a reset from another state raises {type(error).__name__}: {error}"
         written |= also
@@ -189,7 +189,7 @@ def find_dependence(
     return None
 
 
-def _start(
+def _reset_values(
     simulator: Any, exclude: Exclude, reset: Callable[[], dict[str, Tensor]]
 ) -> tuple[dict[str, Any], set[str]]:
     """Returns the values after a reset by name, and the names of values that the reset wrote."""
@@ -197,11 +197,11 @@ def _start(
     written = written_by(simulator, exclude, lambda: output.update(reset()))
     walk = walk_simulator(simulator, exclude)
     tensors = {path: x.clone() for path, x in walk.tensors.items()}
-    found = {path_name(path): x for path, x in (_others(walk) | tensors).items()}
+    found = {path_name(path): x for path, x in (_non_tensor_slots(walk) | tensors).items()}
     return {**found, **output}, {*map(path_name, written), *output}
 
 
-def _vary(
+def _modify_tensors(
     simulator: Any, exclude: Exclude, moving: set[Path], vary: Callable[[Tensor], Tensor]
 ) -> None:
     walk = walk_simulator(simulator, exclude)
@@ -223,7 +223,7 @@ def _vary(
             set_child(walk.objects[path[:-1]], path[-1], new[id(x)])
 
 
-def _more(x: Tensor) -> Tensor:
+def _increase(x: Tensor) -> Tensor:
     if x.dtype == torch.bool:
         return ~x
     if x.is_floating_point() or x.is_complex() or not x.numel():
@@ -231,7 +231,7 @@ def _more(x: Tensor) -> Tensor:
     return (x + 1).clamp(max=max(int(x.max()), 1))  # on a GPU, too large an index aborts
 
 
-def _get(holder: Any, key: str) -> Any:
+def _get_child(holder: Any, key: str) -> Any:
     try:
         return child(holder, key)
     except LookupError:
@@ -303,10 +303,10 @@ def copy_settings(
                 row = torch.arange(sizes[0], device=x.device) % sizes[1]
                 copies[id(x)] = x.detach()[row] if path in of_envs else x.detach().clone()
             # A tensor with equal values is kept, so that it does not count as written.
-            if path not in of_envs or not _same(value, copies[id(x)]):
+            if path not in of_envs or not _equal_tensors(value, copies[id(x)]):
                 set_child(walk.objects[path[:-1]], path[-1], copies[id(x)])
         elif isinstance(new, list):
-            if not _is_size(value, new[0], sizes):
+            if not _scales_with_envs(value, new[0], sizes):
                 set_child(walk.objects[path[:-1]], path[-1], new[0])
         elif new is not None and id(value) in walk.path_of:
             set_child(walk.objects[path[:-1]], path[-1], objects.get(new, value))
@@ -340,11 +340,11 @@ def _may_hold_envs(path: Path, x: Tensor, value: Any, sizes: tuple[int, int], pr
     )
 
 
-def _same(x: Any, y: Tensor) -> bool:
+def _equal_tensors(x: Any, y: Tensor) -> bool:
     return isinstance(x, Tensor) and x.dtype == y.dtype and torch.equal(x, y)
 
 
-def _is_size(value: Any, other: Any, sizes: tuple[int, int]) -> bool:
+def _scales_with_envs(value: Any, other: Any, sizes: tuple[int, int]) -> bool:
     return type(value) is type(other) is int and value * sizes[1] == other * sizes[0]
 
 
@@ -392,16 +392,18 @@ def shared_tables(
         for path, x in rows.items()
         # Two envs are tested, since one env's row may decide alone, as in a minimum over rows.
         for env in (0, -1)
-        if not _same_table(expected[env], step(_with(started, path, _as_row(x, env), exclude))[env])
+        if not _equal_tables(
+            expected[env], step(_with_tensor(started, path, _repeat_row(x, env), exclude))[env]
+        )
     }
     return sorted(found)
 
 
-def _as_row(x: Tensor, env: int) -> Tensor:
+def _repeat_row(x: Tensor, env: int) -> Tensor:
     return x.detach()[env].expand_as(x).clone()
 
 
-def _with(env: Any, path: Path, x: Tensor, exclude: Exclude) -> Any:
+def _with_tensor(env: Any, path: Path, x: Tensor, exclude: Exclude) -> Any:
     env = copy.deepcopy(env)
     walk = walk_simulator(env, exclude)
     old = walk.tensors[path]
@@ -411,6 +413,6 @@ def _with(env: Any, path: Path, x: Tensor, exclude: Exclude) -> Any:
     return env
 
 
-def _same_table(x: TensorDictBase, y: TensorDictBase) -> bool:
+def _equal_tables(x: TensorDictBase, y: TensorDictBase) -> bool:
     pairs = ((value, y.get(key)) for key, value in x.items(True, True))
     return all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)

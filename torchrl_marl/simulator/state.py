@@ -348,7 +348,7 @@ def _children(holder: Any) -> list[tuple[str, Any]]:
 
 def child(holder: Any, key: str) -> Any:
     if isinstance(holder, dict):
-        return holder[_key_of(holder, key)]
+        return holder[_parse_key(holder, key)]
     if isinstance(holder, _COLLECTIONS):
         return holder[int(key)]
     return vars(holder)[key]
@@ -356,7 +356,7 @@ def child(holder: Any, key: str) -> Any:
 
 def set_child(holder: Any, key: str, value: Any) -> None:
     if isinstance(holder, dict):
-        holder[_key_of(holder, key)] = value
+        holder[_parse_key(holder, key)] = value
     elif isinstance(holder, (list, deque)):
         holder[int(key)] = value
     else:
@@ -365,7 +365,7 @@ def set_child(holder: Any, key: str, value: Any) -> None:
 
 def _delete_child(holder: Any, key: str) -> None:
     if isinstance(holder, dict):
-        del holder[_key_of(holder, key)]
+        del holder[_parse_key(holder, key)]
     elif not isinstance(holder, _COLLECTIONS):
         del vars(holder)[key]
 
@@ -380,7 +380,7 @@ def _key_name(index: int, key: Any) -> str:
     return f"#{key!r}" if literal else f"@{index}"
 
 
-def _key_of(holder: dict, name: str) -> Any:
+def _parse_key(holder: dict, name: str) -> Any:
     if name in holder or name[:1] not in ("#", "@"):
         return name
     return ast.literal_eval(name[1:]) if name[0] == "#" else list(holder)[int(name[1:])]

@@ -101,8 +101,8 @@ class StepGraphs:
     execution: Literal["trace", "compile", "cudagraph"]
 
     def __post_init__(self) -> None:
-        self._programs: dict[str, _Step] = {}
-        self._current: _Step | None = None
+        self._programs: dict[str, _CapturedStep] = {}
+        self._current: _CapturedStep | None = None
         self._signature = self._structure = ""
         self._state: list[Tensor] | None = None
         self._last: TensorDictBase | None = None
@@ -116,17 +116,17 @@ class StepGraphs:
                 step. On a GPU only :meth:`begin` and :meth:`raise_failed` raise this error.
             SpecError: if an action is missing, or its shape differs from its spec.
         """
-        actions = [self._action(tensordict, key) for key in self.actions]
+        actions = [self._read_action(tensordict, key) for key in self.actions]
         state = self._read_state()
         if self._current is None:
-            self._current = self._recorded(state, actions)
+            self._current = self._find_step(state, actions)
             self._current.outer.refresh(self._current.program, self.captured.simulator)
         step = self._current
         with self.random.active() if step.draws else contextlib.nullcontext():
             out = step.program.flat([*state, *actions])
         if out[0].device.type == "cpu":  # on other devices, reading would wait
             step.program.raise_failed()
-        self._put(list(out[: len(state)]))
+        self._write_state(list(out[: len(state)]))
         leaves = out[len(state) :]
         self._last = step.nesting.build(leaves, leaves[0].shape[:1])
         return self._last.copy()
@@ -150,7 +150,7 @@ class StepGraphs:
         carry = dict(zip(nesting.keys, nesting.leaves(last)))
         state, carry, used = begin_episodes(ended, state, carry, self.pool.tensors)
         self.pool.tensors["used"] = used
-        self._put(state)
+        self._write_state(state)
         self._last = nesting.build(list(carry.values()), ended.shape)
         return self._last.copy()
 
@@ -164,10 +164,10 @@ class StepGraphs:
             self._current = self._last = None
         return state
 
-    def _put(self, state: list[Tensor]) -> None:
+    def _write_state(self, state: list[Tensor]) -> None:
         self.captured.state = self._state = state
 
-    def _action(self, tensordict: TensorDictBase, key: NestedKey) -> Tensor:
+    def _read_action(self, tensordict: TensorDictBase, key: NestedKey) -> Tensor:
         action, spec = tensordict.get(key, None), self.actions[key]
         if action is None or action.shape != spec.shape:
             found = "nothing" if action is None else list(action.shape)
@@ -178,16 +178,16 @@ class StepGraphs:
         # A graph is valid for one dtype and memory layout.
         return action.to(spec.dtype).contiguous()
 
-    def _recorded(self, state: list[Tensor], actions: list[Tensor]) -> _Step:
+    def _find_step(self, state: list[Tensor], actions: list[Tensor]) -> _CapturedStep:
         if self._signature not in self._programs:
             refuse_many_structures([*self._programs, self._signature])
-            recorded = self._record(state, actions)
+            recorded = self._record_step(state, actions)
             # Recording finds the tensors that decide branches. They change the signature.
             self._signature = self.captured.signature()
             self._programs[self._signature] = recorded
         return self._programs[self._signature]
 
-    def _record(self, state: list[Tensor], actions: list[Tensor]) -> _Step:
+    def _record_step(self, state: list[Tensor], actions: list[Tensor]) -> _CapturedStep:
         found: list[TensorDictLayout] = []
 
         def step(*values: Tensor) -> list[Tensor]:
@@ -203,7 +203,7 @@ class StepGraphs:
             step, *actions, name=f"a step of {self.name}", execution=self.execution
         )
         outer.belong_to(program)
-        return _Step(program, found[0], outer)
+        return _CapturedStep(program, found[0], outer)
 
     def raise_failed(self) -> None:
         """Raises the errors of failed checks in all graphs; waits for the device.
@@ -215,7 +215,7 @@ class StepGraphs:
             step.program.raise_failed()
 
 
-class _Step:
+class _CapturedStep:
     """A step captured as a graph.
 
     Args:
@@ -248,7 +248,7 @@ def refuse_many_structures(signatures: Collection[str]) -> None:
     if len(signatures) <= _MOST_STRUCTURES:
         return
     *_, last, new = signatures
-    before, after = _slots(last), _slots(new)
+    before, after = _parse_signature(last), _parse_signature(new)
     slots = [slot for slot in sorted({*before, *after}) if before.get(slot) != after.get(slot)]
     raise CaptureError(
         f"a graph is valid for one structure of the simulator, and {len(signatures)} were found: "
@@ -257,7 +257,7 @@ def refuse_many_structures(signatures: Collection[str]) -> None:
     )
 
 
-def _slots(signature: str) -> dict[str, str]:
+def _parse_signature(signature: str) -> dict[str, str]:
     """Returns a dict, name -> value as text, from a signature (``inf`` is no Python literal)."""
     slots = ast.parse(signature, mode="eval").body
     assert isinstance(slots, ast.Dict)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BackgroundCompile"]
 
-_LONGEST = 300.0  # seconds to wait for the second process before compiling here
+_MAX_WAIT_SECONDS = 300.0  # seconds to wait for the second process before compiling here
 
 
 class BackgroundCompile(Part):
@@ -51,11 +51,11 @@ class BackgroundCompile(Part):
 
     def __init__(self, folder: Path, config: TrainConfig, env: EnvBase) -> None:
         self.process: subprocess.Popen | None = None
-        self._mark: Path | None = None
+        self._marker: Path | None = None
         with contextlib.suppress(OSError):  # the compiler itself reports an unwritable cache
-            self._mark = _mark_of(config) if _pays(config, env) else None
-        if self._mark is not None and not self._mark.exists():
-            self.process = _start(folder)
+            self._marker = _marker_file(config) if _is_worthwhile(config, env) else None
+        if self._marker is not None and not self._marker.exists():
+            self.process = _start_process(folder)
 
     def take(self, batch: TensorDictBase) -> TensorDictBase:
         """Waits for the second process before the first update."""
@@ -73,12 +73,12 @@ class BackgroundCompile(Part):
             if self.process.poll() is None:
                 waiting = announce("compiling the updates in a second process")
                 with waiting, contextlib.suppress(subprocess.TimeoutExpired):
-                    self.process.wait(_LONGEST)
+                    self.process.wait(_MAX_WAIT_SECONDS)
             self.close()
 
     def learned(self) -> None:
         """Marks the graphs as cached, for later runs with these settings; does so only once."""
-        mark, self._mark = self._mark, None
+        mark, self._marker = self._marker, None
         if mark is not None:
             with contextlib.suppress(OSError):  # a failure only costs time
                 mark.parent.mkdir(parents=True, exist_ok=True)
@@ -96,11 +96,11 @@ class BackgroundCompile(Part):
             process.stdin.close()
 
 
-def _pays(config: TrainConfig, env: EnvBase) -> bool:
+def _is_worthwhile(config: TrainConfig, env: EnvBase) -> bool:
     base: Any = getattr(env, "base_env", env)
-    named = config.env.library != "own" and not config.distributed.enabled
+    is_rebuildable = config.env.library != "own" and not config.distributed.enabled
     captured = config.execution == "compile" and hasattr(base, "captured")
-    if not (named and captured and config.device == "cpu") or _is_shipped(config):
+    if not (is_rebuildable and captured and config.device == "cpu") or _is_shipped(config):
         return False
     import torch._inductor.config
 
@@ -114,33 +114,34 @@ def _is_shipped(config: TrainConfig) -> bool:
     folder = shipped.folder(config.threads or torch.get_num_threads())
     if folder is None or not folder.is_dir():
         return False
-    where = {"execution": config.execution, "device": config.device}
+    overrides = {"execution": config.execution, "device": config.device}
     recipes = map(read_yaml, shipped.FOLDER.glob("*.yaml"))
     return any(
-        _settings_of(config) == _settings_of(read(TrainConfig, recipe, where)) for recipe in recipes
+        _hash_settings(config) == _hash_settings(read(TrainConfig, recipe, overrides))
+        for recipe in recipes
     )
 
 
-def _mark_of(config: TrainConfig) -> Path:
+def _marker_file(config: TrainConfig) -> Path:
     """Returns the file in the compiler's cache that marks these settings' graphs as cached."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     versions = [version(name) for name in ("torch", "torchrl", "tensordict")]
     versions.append(__version__)
-    text = _settings_of(config) + str(versions)
+    text = _hash_settings(config) + str(versions)
     return Path(cache_dir()) / "torchrl_marl" / hashlib.sha256(text.encode()).hexdigest()
 
 
-def _settings_of(config: TrainConfig) -> str:
+def _hash_settings(config: TrainConfig) -> str:
     """Returns a hash of the settings that graphs depend on."""
-    plain = TrainConfig()
-    own = ("seed", "folder", "total_frames", "stop_at_return", "evaluation", "checkpoint")
-    same = {name: getattr(plain, name) for name in (*own, "logging", "recipe")}
-    text = to_yaml(dataclasses.replace(config, **same))
+    defaults = TrainConfig()
+    ignored = ("seed", "folder", "total_frames", "stop_at_return", "evaluation", "checkpoint")
+    replaced = {name: getattr(defaults, name) for name in (*ignored, "logging", "recipe")}
+    text = to_yaml(dataclasses.replace(config, **replaced))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _start(folder: Path) -> subprocess.Popen | None:
+def _start_process(folder: Path) -> subprocess.Popen | None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(child_path())}
     with contextlib.suppress(OSError):
         # The second process ends when its input closes, at the latest when this process ends.

@@ -48,19 +48,19 @@ class BestParameters(Part):
             reached = float(result["return_mean"])
             if reached > self.best[i]:
                 self.best[i], self.frames[i] = reached, training.frames
-                self._parameters[i] = _copy(training.results.policy_of(i))
+                self._parameters[i] = _copy_parameters(training.results.policy_of(i))
 
     def end(self, training: Training) -> None:
         """Plays ``evaluation.absolute_episodes`` with the best parameters."""
-        found = [self._figures(training, i) for i in range(len(self._parameters))]
+        found = [self._evaluate_best(training, i) for i in range(len(self._parameters))]
         training.results.note_absolute(found)
 
-    def _figures(self, training: Training, i: int) -> dict[str, Any]:
+    def _evaluate_best(self, training: Training, i: int) -> dict[str, Any]:
         """Plays with the best parameters of a member; returns entries of its summary."""
         if not self._parameters[i]:  # no evaluation had a finite return
             return {}
         policy, environments = training.results.policy_of(i), training.environments
-        with _loaded(policy, self._parameters[i]):
+        with _temporary_parameters(policy, self._parameters[i]):
             [played] = training.play(
                 lambda: [environments.play(policy, training.team, absolute=True)]
             )
@@ -86,15 +86,15 @@ class BestParameters(Part):
             )
 
 
-def _copy(policy: nn.Module) -> dict[str, Tensor]:
+def _copy_parameters(policy: nn.Module) -> dict[str, Tensor]:
     """Returns copies of a module's parameters and buffers."""
     return {name: x.detach().clone() for name, x in policy.state_dict().items()}
 
 
 @contextlib.contextmanager
-def _loaded(policy: nn.Module, parameters: Mapping[str, Tensor]) -> Iterator[None]:
+def _temporary_parameters(policy: nn.Module, parameters: Mapping[str, Tensor]) -> Iterator[None]:
     """Context in which a module has other parameters."""
-    own = _copy(policy)
+    own = _copy_parameters(policy)
     policy.load_state_dict(parameters)
     try:
         yield

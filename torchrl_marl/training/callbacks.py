@@ -34,8 +34,8 @@ __all__ = ["Callback", "Callbacks", "Control", "callbacks_of", "names_of"]
 
 Found = Mapping[str, float | Tensor] | None
 """Metrics that a callback returns: name -> number, or in a population a tensor ``[P]``."""
-_OBJECT = "<object>:"
-_OF_RUN = ("iteration", "frames", "agent_frames", "seconds", "frames_per_second")
+_OBJECT_PREFIX = "<object>:"
+_RESERVED_METRICS = ("iteration", "frames", "agent_frames", "seconds", "frames_per_second")
 
 
 class Callback:
@@ -191,7 +191,7 @@ def names_of(callbacks: Any) -> list[str]:
                 f"callbacks holds {quoted(one)}, expected objects of a subclass of "
                 "torchrl_marl.Callback, or their names as module:Class."
             )
-    return [x if isinstance(x, str) else f"{_OBJECT}{type(x).__name__}" for x in callbacks]
+    return [x if isinstance(x, str) else f"{_OBJECT_PREFIX}{type(x).__name__}" for x in callbacks]
 
 
 def callbacks_of(config: TrainConfig, given: Sequence[Any]) -> list[Callback]:
@@ -205,17 +205,19 @@ def callbacks_of(config: TrainConfig, given: Sequence[Any]) -> list[Callback]:
         ConfigError: an object is not given, or a class does not make a callback.
     """
     objects = [one for one in given if isinstance(one, Callback)]
-    missing = [one for one in config.callbacks if one.startswith(_OBJECT)][len(objects) :]
+    missing = [one for one in config.callbacks if one.startswith(_OBJECT_PREFIX)][len(objects) :]
     if missing:
         raise ConfigError(
             f"callbacks holds {quoted(missing[0])}, an object that was given from Python; pass it "
             "again: torchrl_marl.resume(folder, callbacks=[...])."
         )
     own = iter(objects)
-    return [next(own) if x.startswith(_OBJECT) else _made(x) for x in config.callbacks]
+    return [
+        next(own) if x.startswith(_OBJECT_PREFIX) else _make_callback(x) for x in config.callbacks
+    ]
 
 
-def _made(name: str) -> Callback:
+def _make_callback(name: str) -> Callback:
     make = import_own(name, "callbacks")
     try:
         found = make()
@@ -296,7 +298,7 @@ class Callbacks(Part):
 
     def collect(self, training: Training, batch: TensorDictBase) -> None:
         """Calls ``on_batch``."""
-        self._logged = self._call(training, "on_batch", batch)
+        self._logged = self._call_all(training, "on_batch", batch)
 
     def measure(
         self, training: Training, batch: TensorDictBase, values: Sequence[dict[str, Any]]
@@ -305,19 +307,19 @@ class Callbacks(Part):
         metrics = dict(values[0])
         if self.n_members > 1:
             metrics = {name: torch.tensor([own[name] for own in values]) for name in metrics}
-        found = self._logged | self._call(training, "on_update", batch, metrics)
+        found = self._logged | self._call_all(training, "on_update", batch, metrics)
         self.results.own_metrics = list(found)
-        self._add(found, values, _OF_RUN)
+        self._add_metrics(found, values, _RESERVED_METRICS)
 
     def evaluated(self, training: Training, results: Sequence[dict[str, Any]]) -> None:
         """Calls ``on_evaluation``, and adds metrics to the results of each member."""
         given = [dict(own) for own in results]
-        found = self._call(training, "on_evaluation", given if self.n_members > 1 else given[0])
-        self._add(found, results, _OF_RUN)
+        found = self._call_all(training, "on_evaluation", given if self.n_members > 1 else given[0])
+        self._add_metrics(found, results, _RESERVED_METRICS)
 
     def saved(self, training: Training) -> None:
         """Calls ``on_checkpoint``."""
-        found = self._call(training, "on_checkpoint", *all_checkpoints(training.folder)[-1:])
+        found = self._call_all(training, "on_checkpoint", *all_checkpoints(training.folder)[-1:])
         for name in found:
             raise ConfigError(
                 f"a callback logs {quoted(name)} in on_checkpoint, which writes no row; log it in "
@@ -328,37 +330,37 @@ class Callbacks(Part):
         """Calls ``on_end``, and adds metrics and the reason of an early end to the summary."""
         summary = self.results.run.summary
         entries: list[dict[str, Any]] = [{} for _ in range(self.n_members)]
-        found = self._call(training, "on_end")
+        found = self._call_all(training, "on_end")
         of_run = {*summary, *figures_of(training.config, 0, 0), "stopped"}
-        self._add(found, entries, of_run - {*self._in_summary})
+        self._add_metrics(found, entries, of_run - {*self._in_summary})
         self.results.note_own(entries)
         self._in_summary = list(found)
         if self.stopped is not None:
             summary["stopped"] = self.stopped
             print_message(f"ends after {training.frames:,} frames: {self.stopped}")
 
-    def _call(self, training: Training, method: str, *given: Any) -> dict[str, Any]:
+    def _call_all(self, training: Training, method: str, *given: Any) -> dict[str, Any]:
         """Calls a method of all callbacks, on the first rank; returns the logged metrics."""
         found: dict[str, Any] = {}
         with self.ranks.rank_zero_first(), SINGLE_PROCESS.active(), self._random.active():
             for callback in self.callbacks:
                 control = Control(self, training)
-                with self._reported(callback, method, training):
+                with self._report_errors(callback, method, training):
                     returned = getattr(callback, method)(control, *given)
                     control.found |= {} if returned is None else returned
-                    found |= {k: self._values_of(k, x) for k, x in control.found.items()}
+                    found |= {k: self._values_per_member(k, x) for k, x in control.found.items()}
         if self.ranks.size > 1:
-            self._take_from_first()
+            self._take_decisions_from_rank_zero()
         return found
 
-    def _take_from_first(self) -> None:
+    def _take_decisions_from_rank_zero(self) -> None:
         """Takes over the first rank's decisions."""
         self.stopped, changed = self.ranks.broadcast((self.stopped, self._changed))
         if self.ranks.rank and changed != self._changed:
             self.change(changed)
 
     @contextlib.contextmanager
-    def _reported(
+    def _report_errors(
         self, callback: Callback, method: str, training: Training | None = None
     ) -> Iterator[None]:
         """Context in which an error of a callback becomes a message of one sentence."""
@@ -366,9 +368,11 @@ class Callbacks(Part):
         try:
             yield
         except Exception as error:
-            self._raise(error, method, training)
+            self._raise_callback_error(error, method, training)
 
-    def _raise(self, error: Exception, method: str, training: Training | None) -> NoReturn:
+    def _raise_callback_error(
+        self, error: Exception, method: str, training: Training | None
+    ) -> NoReturn:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = f" ({Path(frame.filename).name}, line {frame.lineno})"
         if isinstance(error, UserError):
@@ -378,10 +382,10 @@ class Callbacks(Part):
         when = "" if training is None else f" after {training.frames:,} frames"
         raise CallbackError(
             f"callback {self.calling} failed in {method}{when}: {why}{where}; fix it, "
-            f"and {self._how_to_go_on()}."
+            f"and {self._resume_hint()}."
         ) from error
 
-    def _how_to_go_on(self) -> str:
+    def _resume_hint(self) -> str:
         folder = self.results.run.folder
         saved = all_checkpoints(folder)
         if not saved:
@@ -391,7 +395,7 @@ class Callbacks(Part):
 
     # --------------------------------------------------------------------------------- metrics
 
-    def _values_of(self, name: str, value: Any) -> list[float]:
+    def _values_per_member(self, name: str, value: Any) -> list[float]:
         """Returns a metric's value for each member."""
         try:
             values = torch.as_tensor(value, dtype=torch.float64).detach().cpu()
@@ -401,7 +405,7 @@ class Callbacks(Part):
         several = f", or a tensor [{self.n_members}]" if self.n_members > 1 else ""
         raise ConfigError(f"metric {quoted(name)} is {quoted(value)}, expected a number{several}.")
 
-    def _add(
+    def _add_metrics(
         self, found: Mapping[str, list[float]], rows: Sequence[dict[str, Any]], known: Iterable[str]
     ) -> None:
         """Adds metrics to the rows of the members.
@@ -440,7 +444,7 @@ class Callbacks(Part):
             for learner in self.learners:
                 if name in changeable(learner):
                     change(learner, name, value)
-            self._changed[name] = _plain(value)
+            self._changed[name] = _detached(value)
         if self.n_members > 1:
             self.results.take_changed({name: self.settings[name] for name in settings})
 
@@ -451,7 +455,7 @@ class Callbacks(Part):
         own = []
         with self._random.active():
             for callback in self.callbacks:
-                with self._reported(callback, "state_dict"):
+                with self._report_errors(callback, "state_dict"):
                     state = callback.state_dict()
                     _check_state(state)
                     own.append(state)
@@ -470,11 +474,11 @@ class Callbacks(Part):
         self.change(state["changed"])
         with self._random.active():
             for callback, own in zip(self.callbacks, state["own"]):
-                with self._reported(callback, "load_state_dict"):
+                with self._report_errors(callback, "load_state_dict"):
                     callback.load_state_dict(own)
 
 
-def _plain(value: Any) -> Any:
+def _detached(value: Any) -> Any:
     return value.detach().cpu().clone() if isinstance(value, Tensor) else float(value)
 
 

@@ -38,7 +38,7 @@ def changeable(learner: Any) -> dict[str, Any]:
         names.append("entropy_coeff")
     exploration = getattr(config, "exploration", None)
     names += [f"exploration.{name}" for name in _EXPLORATION if hasattr(exploration, name)]
-    return {name: _value_of(config, name) for name in names}
+    return {name: _read_setting(config, name) for name in names}
 
 
 def change(learner: Any, name: str, value: float | Tensor) -> None:
@@ -56,7 +56,7 @@ def change(learner: Any, name: str, value: float | Tensor) -> None:
         ConfigError: the value is out of range.
     """
     members = getattr(learner, "members", None)
-    values = _numbers(value)
+    values = _as_tensor(value)
     if values is None or values.ndim and (members is None or values.shape != (members.n,)):
         count = "a number"
         if members is not None:
@@ -69,10 +69,10 @@ def change(learner: Any, name: str, value: float | Tensor) -> None:
         members.settings[name].copy_(values)
         return
     learner.config = changed[0]
-    _give(learner, name, float(values))
+    _write_setting(learner, name, float(values))
 
 
-def _numbers(value: Any) -> Tensor | None:
+def _as_tensor(value: Any) -> Tensor | None:
     """Returns the value as a tensor, or None if it does not hold numbers."""
     try:
         return torch.as_tensor(value, dtype=torch.float64).detach().cpu()
@@ -80,7 +80,7 @@ def _numbers(value: Any) -> Tensor | None:
         return None
 
 
-def _give(learner: Any, name: str, value: float) -> None:
+def _write_setting(learner: Any, name: str, value: float) -> None:
     """Writes a setting to the optimizers and losses that read it."""
     if name in learner.optimizer_of:
         optimizer = learner.optimizer_of[name]
@@ -91,7 +91,7 @@ def _give(learner: Any, name: str, value: float) -> None:
             loss.entropy_coeff.fill_(value)
 
 
-def _value_of(config: Any, name: str) -> float:
+def _read_setting(config: Any, name: str) -> float:
     for part in name.split("."):
         config = getattr(config, part)
     return float(config)

@@ -40,8 +40,8 @@ __all__ = [
     "swollen",
 ]
 
-_WORD = b"sha256:"
-_LENGTH = len(_WORD) + 64
+_CHECKSUM_PREFIX = b"sha256:"
+_CHECKSUM_LENGTH = len(_CHECKSUM_PREFIX) + 64
 _CHUNK = 1 << 20
 
 
@@ -53,9 +53,9 @@ def seal(file: IO[bytes]) -> None:
     """
     # A zip file ends with the length of its comment.
     file.seek(-2, os.SEEK_END)
-    file.write(struct.pack("<H", _LENGTH))
+    file.write(struct.pack("<H", _CHECKSUM_LENGTH))
     length = file.tell()
-    file.write(_WORD + _checksum(file, length))
+    file.write(_CHECKSUM_PREFIX + _checksum(file, length))
 
 
 def damage(path: Path) -> str | None:
@@ -71,11 +71,11 @@ def damage(path: Path) -> str | None:
         OSError: the file cannot be read.
     """
     with path.open("rb") as file:
-        length = max(0, file.seek(0, os.SEEK_END) - _LENGTH)
+        length = max(0, file.seek(0, os.SEEK_END) - _CHECKSUM_LENGTH)
         file.seek(length)
         end = file.read()
-        if end.startswith(_WORD):
-            whole = end[len(_WORD) :] == _checksum(file, length)
+        if end.startswith(_CHECKSUM_PREFIX):
+            whole = end[len(_CHECKSUM_PREFIX) :] == _checksum(file, length)
             return None if whole else "its checksum differs"
         return _damage_of_entries(file)
 
@@ -85,9 +85,9 @@ def _damage_of_entries(file: IO[bytes]) -> str | None:
         with zipfile.ZipFile(file) as archive:
             if archive.comment:
                 return "its checksum is broken"
-            larger = swollen(archive, file.seek(0, os.SEEK_END))
-            if larger is not None:
-                return larger
+            excess_size = swollen(archive, file.seek(0, os.SEEK_END))
+            if excess_size is not None:
+                return excess_size
             broken = archive.testzip()
     except Exception as error:  # zipfile and zlib may raise any error on damaged fields
         return f"it is no whole zip file ({type(error).__name__})"
@@ -123,13 +123,13 @@ def _checksum(file: IO[bytes], length: int) -> bytes:
 
 
 # Names that ``torch.save`` writes for tensors and containers. None of them allocates extra memory.
-_KNOWN = re.compile(
+_ALLOWED_NAMES = re.compile(
     r"collections OrderedDict|_codecs encode|(__builtin__|builtins) set"
     r"|torch\._utils _rebuild_(tensor_v2|parameter)"
     r"|torch (\w+Storage|Size|device|b?float\d+|u?int\d+|bool|complex\d+)"
 )
 _SPARE_BYTES, _SPARE_VALUES = 64 << 20, 1_000_000  # in addition to the size of the file
-_FACTOR = 4
+_MEMORY_FACTOR = 4
 
 
 def excess(path: Path) -> str | None:
@@ -148,7 +148,7 @@ def excess(path: Path) -> str | None:
                 return larger
             entries = archive.infolist()
             named = [one for one in entries if one.filename.endswith("/data.pkl")]
-            known = (_unknown(archive.read(one)) for one in named)
+            known = (_find_unknown_name(archive.read(one)) for one in named)
             unknown = next((name for name in known if name is not None), None)
     except OSError:
         raise
@@ -169,7 +169,7 @@ def read_tensors(path: Path, device: torch.device | str = "cpu") -> Any:
     """
     state = torch.load(path, map_location=device, weights_only=True)
     size = path.stat().st_size
-    most = _FACTOR * size + _SPARE_BYTES
+    most = _MEMORY_FACTOR * size + _SPARE_BYTES
     total = 0
     for name, tensor in leaves(state, size + _SPARE_VALUES):
         total += tensor.numel() * tensor.element_size()
@@ -229,17 +229,17 @@ def leaves(value: Any, most: int | None = None) -> Iterator[tuple[str, Tensor]]:
             raise ValueError(f"it holds more than {most:,} values")
 
 
-def _unknown(pickled: bytes) -> str | None:
+def _find_unknown_name(pickled: bytes) -> str | None:
     """Returns a name to which a pickle refers although tensors do not need it, or None."""
     for code, argument, _ in pickletools.genops(pickled):
-        if code.name == "GLOBAL" and not _KNOWN.fullmatch(str(argument)):
+        if code.name == "GLOBAL" and not _ALLOWED_NAMES.fullmatch(str(argument)):
             return str(argument).replace(" ", ".")
     return None
 
 
 _FORMAT = 1
-_NAME = re.compile(r"iteration_(\d+)\.pt")
-_ENTRIES: dict[str, type | tuple[type, ...]] = {
+_FILE_NAME = re.compile(r"iteration_(\d+)\.pt")
+_ENTRY_TYPES: dict[str, type | tuple[type, ...]] = {
     "iteration": int,
     "agent_frames": int,
     "seconds": (int, float),
@@ -256,7 +256,9 @@ class BrokenCheckpointError(CheckpointError):
 
     def __init__(self, path: Path, reason: str) -> None:
         earlier = [
-            p.name for p in all_checkpoints(path.parent.parent) if _number(p) < _number(path)
+            p.name
+            for p in all_checkpoints(path.parent.parent)
+            if _iteration_of(p) < _iteration_of(path)
         ]
         fix = f"delete it to resume from {earlier[-1]}" if earlier else "train the run again"
         super().__init__(f"checkpoint {str(path)!r} is broken or half-written ({reason}); {fix}.")
@@ -292,7 +294,7 @@ def save_checkpoint(folder: Path, iteration: int, state: dict[str, Any], keep: i
 def all_checkpoints(folder: Path) -> list[Path]:
     """Returns the checkpoints of a run, with the latest last."""
     found = (folder / "checkpoints").glob("iteration_*.pt")
-    return sorted((path for path in found if _NAME.fullmatch(path.name)), key=_number)
+    return sorted((path for path in found if _FILE_NAME.fullmatch(path.name)), key=_iteration_of)
 
 
 def latest_checkpoint(folder: Path) -> Path:
@@ -416,13 +418,13 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
     except ValueError as error:
         raise BrokenCheckpointError(path, str(error)) from None
     if not isinstance(state, dict) or not isinstance(state.get("format"), int):
-        raise BrokenCheckpointError(path, f"it holds {_described(state)}, expected a run's state")
+        raise BrokenCheckpointError(path, f"it holds {_describe(state)}, expected a run's state")
     if state["format"] != _FORMAT:
         raise CheckpointError(
             f"checkpoint {str(path)!r} has format {state['format']}, expected {_FORMAT}; "
             "it was written by another version of torchrl_marl."
         )
-    wrong = _not_finite(state.get("learners"), "learners")
+    wrong = _first_non_finite(state.get("learners"), "learners")
     if wrong is not None:
         raise BrokenCheckpointError(path, f"{wrong} is not finite")
     return state
@@ -436,9 +438,9 @@ def load_learners(learners: Sequence[Learner], states: Sequence[dict[str, Any]])
     """
     try:
         for learner, state in zip(learners, states, strict=True):
-            settings = _settings(learner)
+            settings = _param_groups(learner)
             learner.load_state_dict(state)
-            if _kinds(_settings(learner)) != _kinds(settings):
+            if _element_types(_param_groups(learner)) != _element_types(settings):
                 raise ValueError("other settings of the optimizer")
             _check_moments(getattr(learner, "optimizer", None))
     except UserError:
@@ -476,36 +478,36 @@ def set_aside_later(path: Path) -> None:
     resumed run writes would be removed instead.
     """
     for later in all_checkpoints(path.parent.parent):
-        if _number(later) > _number(path):
+        if _iteration_of(later) > _iteration_of(path):
             with writing(later):
                 later.replace(later.with_name(f"{later.name}.broken"))
 
 
-def _number(path: Path) -> int:
-    found = _NAME.fullmatch(path.name)
+def _iteration_of(path: Path) -> int:
+    found = _FILE_NAME.fullmatch(path.name)
     return -1 if found is None else int(found[1])
 
 
 def _check_entries(path: Path, state: Mapping[str, Any]) -> None:
-    for name, kind in _ENTRIES.items():
+    for name, kind in _ENTRY_TYPES.items():
         if not isinstance(state.get(name), kind):
-            found = _described(state.get(name)) if name in state else "nothing"
+            found = _describe(state.get(name)) if name in state else "nothing"
             raise BrokenCheckpointError(path, f"its entry {name!r} holds {found}")
     if not isinstance(state["collector"].get("frames"), int):
         raise BrokenCheckpointError(path, "its entry 'collector' holds no number of frames")
 
 
-def _described(value: Any) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, dict):
         keys = ", ".join(map(repr, list(value)[:3]))
         return f"a dict of {len(value)} entries ({keys}...)" if value else "an empty dict"
     return f"a {type(value).__name__}"
 
 
-def _not_finite(value: Any, name: str) -> str | None:
+def _first_non_finite(value: Any, name: str) -> str | None:
     """Returns the dotted name of a tensor that holds NaN or infinity, or None."""
-    wrong = (key for key, tensor in leaves(value) if not _is_finite(tensor))
-    found = next(wrong, None)
+    names = (key for key, tensor in leaves(value) if not _is_finite(tensor))
+    found = next(names, None)
     return None if found is None else f"{name}.{found}"
 
 
@@ -514,11 +516,11 @@ def _is_finite(tensor: Tensor) -> bool:
     if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel():
         return True
     real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    once = real[tuple(0 if step == 0 else slice(None) for step in real.stride())]
-    return all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(once))
+    distinct = real[tuple(0 if step == 0 else slice(None) for step in real.stride())]
+    return all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(distinct))
 
 
-def _settings(learner: Learner) -> list[dict[str, Any]]:
+def _param_groups(learner: Learner) -> list[dict[str, Any]]:
     """Returns the settings of a learner's optimizer, if it has one."""
     optimizer = getattr(learner, "optimizer", None)
     return [] if optimizer is None else optimizer.state_dict()["param_groups"]
@@ -533,8 +535,12 @@ def _check_moments(optimizer: torch.optim.Optimizer | None) -> None:
                 raise ValueError("moments of other parameters")
 
 
-def _kinds(value: Any) -> Any:
+def _element_types(value: Any) -> Any:
     """Returns a value with every element replaced by a description of its type."""
     if isinstance(value, dict):
-        return {key: _kinds(part) for key, part in value.items()}
-    return [_kinds(part) for part in value] if isinstance(value, (list, tuple)) else type(value)
+        return {key: _element_types(part) for key, part in value.items()}
+    return (
+        [_element_types(part) for part in value]
+        if isinstance(value, (list, tuple))
+        else type(value)
+    )

@@ -24,7 +24,7 @@ from torchrl_marl.training.config import TrainConfig
 
 __all__ = ["with_clusters"]
 
-_FRAMES = 15_485_863
+_SEED_OFFSET = 15_485_863
 
 
 def with_clusters(config: TrainConfig, team: TeamSpec, env: EnvBase) -> TrainConfig:
@@ -48,7 +48,7 @@ def with_clusters(config: TrainConfig, team: TeamSpec, env: EnvBase) -> TrainCon
                 continue
             if network.sharing_index is not None:
                 continue
-            index = _find(network, part, list(own.values()), config, env)
+            index = _find_clusters(network, part, list(own.values()), config, env)
             for name in own:
                 settings = dict(groups.get(name) or {})
                 settings[part] = {**(settings.get(part) or {}), "sharing_index": index}
@@ -56,7 +56,7 @@ def with_clusters(config: TrainConfig, team: TeamSpec, env: EnvBase) -> TrainCon
     return config if groups == config.groups else dataclasses.replace(config, groups=groups)
 
 
-def _find(
+def _find_clusters(
     network: Any, part: str, groups: Sequence[GroupSpec], config: TrainConfig, env: EnvBase
 ) -> list[int]:
     if len({group.discrete for group in groups}) > 1:
@@ -64,7 +64,7 @@ def _find(
             f"{part}.sharing is clusters, but of the groups {[g.name for g in groups]} some have "
             "discrete actions and some continuous ones; give them separate settings."
         )
-    seed = config.seed + _FRAMES
+    seed = config.seed + _SEED_OFFSET
     with RandomState(seed, env.device or "cpu").active():
         env.set_seed(seed)
         batch = RolloutCollector(env, frames_per_batch=network.clustering_frames).rollout()
@@ -72,24 +72,26 @@ def _find(
         env.reset()
     flat = batch.reshape(-1)
     following = flat.get("next")
-    observed = [_rows(group.flat_observation(flat)) for group in groups]
-    width = max(rows.shape[-1] for rows in observed)
-    seen = [_rows(group.flat_observation(following), width) for group in groups]
-    real = [
+    observations = [_pad_features(group.flat_observation(flat)) for group in groups]
+    width = max(rows.shape[-1] for rows in observations)
+    next_observations = [
+        _pad_features(group.flat_observation(following), width) for group in groups
+    ]
+    observation_mask = [
         torch.arange(width) < torch.tensor(group.observation_dims).unsqueeze(-1) for group in groups
     ]
-    actions = [_action(group, flat.get(group.action_key)) for group in groups]
+    actions = [_encode_actions(group, flat.get(group.action_key)) for group in groups]
     size = max(action.shape[-1] for action in actions)
-    living = [group.mask(flat).cpu() for group in groups]
+    masks = [group.mask(flat).cpu() for group in groups]
     try:
         clusters = cluster_agents(
-            torch.cat([_rows(rows, width) for rows in observed], 1),
-            torch.cat([_rows(action, size) for action in actions], 1),
-            torch.cat(seen, 1),
-            torch.cat([_reward(group, following) for group in groups], 1),
+            torch.cat([_pad_features(rows, width) for rows in observations], 1),
+            torch.cat([_pad_features(action, size) for action in actions], 1),
+            torch.cat(next_observations, 1),
+            torch.cat([_reward_per_agent(group, following) for group in groups], 1),
             network.n_clusters,
-            mask=torch.cat(living, 1),
-            observation_mask=torch.cat(real, 0),
+            mask=torch.cat(masks, 1),
+            observation_mask=torch.cat(observation_mask, 0),
             seed=config.seed,
         )
     except ConfigError as error:
@@ -97,19 +99,19 @@ def _find(
     return list(clusters)
 
 
-def _rows(value: Tensor, width: int | None = None) -> Tensor:
+def _pad_features(value: Tensor, width: int | None = None) -> Tensor:
     value = value.cpu()
     missing = 0 if width is None else width - value.shape[-1]
     return torch.nn.functional.pad(value, (0, missing)) if missing else value
 
 
-def _action(group: GroupSpec, action: Tensor) -> Tensor:
+def _encode_actions(group: GroupSpec, action: Tensor) -> Tensor:
     if group.discrete and not group.one_hot:
         action = torch.nn.functional.one_hot(action, group.n_actions)
     return action.float()
 
 
-def _reward(group: GroupSpec, following) -> Tensor:
+def _reward_per_agent(group: GroupSpec, following) -> Tensor:
     reward = following.get(group.reward_key)
     if math.prod(reward.shape) == following.numel():
         reward = reward.reshape(-1, 1, 1).expand(-1, group.n_agents, 1)

@@ -117,7 +117,7 @@ class LoggingConfig:
                 raise MissingExtraError(backend, "log")
 
 
-class _Places:
+class _ClassNames:
     """Marks a list of ``module:Class``."""
 
     def misfit(self, key: str, value: Any, default: Any) -> str | None:
@@ -187,7 +187,7 @@ class TrainConfig:
     """Checkpoints of the run."""
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     """Progress bar and loggers."""
-    callbacks: Annotated[list[str], _Places()] = field(default_factory=list)
+    callbacks: Annotated[list[str], _ClassNames()] = field(default_factory=list)
     """Callbacks of the run, each as ``module:Class`` or ``path/to/file.py:Class``."""
     population: PopulationConfig = field(default_factory=PopulationConfig)
     """Several runs (members) trained in parallel."""

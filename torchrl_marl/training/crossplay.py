@@ -23,7 +23,7 @@ from torchrl_marl.training.statistics import CONFIDENCE, RESAMPLES, Estimate, es
 
 __all__ = ["PartnerScore", "Payoffs", "Seats", "cross_play", "partner_score", "seats_of"]
 
-_ACTIONS = 4_256_233
+_ACTION_SEED_OFFSET = 4_256_233
 Policy = Callable[[TensorDictBase], TensorDictBase]
 
 
@@ -61,10 +61,14 @@ def seats_of(team: TeamSpec) -> Seats:
         halves = torch.arange(group.n_agents).tensor_split(2)
         return Seats(({group.name: halves[0]}, {group.name: halves[1]}), apart=False, alike=True)
     first, second = ({group.name: torch.arange(group.n_agents)} for group in groups)
-    return Seats((first, second), apart=True, alike=_shape_of(groups[0]) == _shape_of(groups[1]))
+    return Seats(
+        (first, second),
+        apart=True,
+        alike=_group_signature(groups[0]) == _group_signature(groups[1]),
+    )
 
 
-def _shape_of(group: GroupSpec) -> tuple[object, ...]:
+def _group_signature(group: GroupSpec) -> tuple[object, ...]:
     n_actions = group.n_actions if group.discrete else group.action_dim
     return group.n_agents, group.observation_shapes, group.discrete, group.branches, n_actions
 
@@ -131,7 +135,7 @@ def cross_play(
         env = with_dense_groups(env)  # actions of two players go into one tensor
     seats = seats_of(team)
     swap = seats.alike if swap is None else swap
-    _check([players_a, players_b], episodes, swap, seats)
+    _check_players([players_a, players_b], episodes, swap, seats)
     _check_channels([*players_a, *players_b], team, seats)
     episodes += episodes % 2 if swap else 0
     shape = len(players_a), len(players_b)
@@ -140,14 +144,14 @@ def cross_play(
     places_b = torch.tensor([players.index(one) for one in players_b])
     sums = torch.zeros(5, shape[0] * shape[1], dtype=torch.float64)
     num_envs = env.batch_size.numel()
-    with seeded_play(env, deterministic, seed, _ACTIONS):
+    with seeded_play(env, deterministic, seed, _ACTION_SEED_OFFSET):
         for game in torch.arange(sums.shape[1] * episodes).split(num_envs):
             entry, swapped = game // episodes, (game % 2 == 1) & swap
             pair = torch.stack([places_a[entry // shape[1]], places_b[entry % shape[1]]])
             seated = torch.where(swapped, pair.flip(0), pair)
-            act = _JointPolicy(players, team, seats, _filled(seated, num_envs))
+            act = _JointPolicy(players, team, seats, _pad_to_envs(seated, num_envs))
             returns, _ = first_episodes(env, act, team, len(game), longest)
-            sums.index_add_(1, entry, _outcomes(returns, seats, swapped))
+            sums.index_add_(1, entry, _game_outcomes(returns, seats, swapped))
     wins, draws, games, total, squares = sums.view(5, *shape)
     counts = {"wins": wins.long(), "draws": draws.long(), "games": games.long()}
     mean = total / games
@@ -155,7 +159,9 @@ def cross_play(
     return TensorDict({**counts, "returns": mean, "error": error}, shape)
 
 
-def _check(players: Sequence[Sequence[Policy]], episodes: int, swap: bool, seats: Seats) -> None:
+def _check_players(
+    players: Sequence[Sequence[Policy]], episodes: int, swap: bool, seats: Seats
+) -> None:
     if not all(players):
         raise ConfigError("one side has no players, expected at least one on each side.")
     if episodes < 1:
@@ -175,8 +181,8 @@ def _check_channels(players: Sequence[Policy], team: TeamSpec, seats: Seats) -> 
             continue
         across = channel_of(module).config.across_groups
         for name, group in team.groups.items():
-            both = across or all(name in own for own in seats.agents)
-            if both and group.mask_key is None:
+            shares_channel = across or all(name in own for own in seats.agents)
+            if shares_channel and group.mask_key is None:
                 raise ConfigError(
                     f"the agents of group {name!r} communicate, and the environment has no mask "
                     "that would keep them from hearing agents of other players; use policies with "
@@ -184,12 +190,12 @@ def _check_channels(players: Sequence[Policy], team: TeamSpec, seats: Seats) -> 
                 )
 
 
-def _filled(seated: Tensor, num_envs: int) -> Tensor:
+def _pad_to_envs(seated: Tensor, num_envs: int) -> Tensor:
     """Pads the players of each game to all envs, ``[2, E]``, by repeating the last game."""
     return torch.cat([seated, seated[:, -1:].expand(-1, num_envs - seated.shape[1])], 1)
 
 
-def _outcomes(returns: dict[str, Tensor], seats: Seats, swapped: Tensor) -> Tensor:
+def _game_outcomes(returns: dict[str, Tensor], seats: Seats, swapped: Tensor) -> Tensor:
     """Returns each game's win, draw, 1, return and squared return, for player 1, ``[5, games]``."""
     by_seat = torch.stack([returns[name].double().cpu() for own in seats.agents for name in own])
     own, other = torch.where(swapped, by_seat.flip(0), by_seat)
@@ -247,18 +253,18 @@ def partner_score(returns: Tensor, *, seed: int = 0) -> PartnerScore:
     alone = estimate(mean, [own], seed=seed) if np.isfinite(own).all() else broken
     if not np.isfinite(table).all():
         return PartnerScore(alone, broken)
-    others = Estimate(_with_others(table, np.ones((1, n)))[0], runs=(n,))
+    others = Estimate(_mean_over_pairs(table, np.ones((1, n)))[0], runs=(n,))
     if n == 2:
         reason = "two players are one pair, which says nothing about how much pairs differ"
         return PartnerScore(alone, dataclasses.replace(others, why_none=reason))
     drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES)
     drawn = drawn[(drawn < n).all(1)]  # one player, n times, has no partners
     tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(_with_others(table, drawn), (tail, 1 - tail))
+    low, high = np.quantile(_mean_over_pairs(table, drawn), (tail, 1 - tail))
     return PartnerScore(alone, dataclasses.replace(others, low=low, high=high))
 
 
-def _with_others(table: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def _mean_over_pairs(table: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Returns the mean over pairs of different players, drawn ``counts`` times, ``[R]``."""
     apart = table * (1 - np.eye(len(table)))
     pairs = counts.sum(1) ** 2 - (counts**2).sum(1)
@@ -281,48 +287,50 @@ class _JointPolicy:
         self, players: Sequence[Policy], team: TeamSpec, seats: Seats, seated: Tensor
     ) -> None:
         self.team, self.acts = team, []
-        for place, policy in enumerate(players):
-            rows = (seated == place).any(0).nonzero().squeeze(1)
+        for player, policy in enumerate(players):
+            rows = (seated == player).any(0).nonzero().squeeze(1)
             if not len(rows):
                 continue
             parts = []
             for seat, own in zip(seated, seats.agents):
-                here = (seat[rows] == place).nonzero().squeeze(1)
-                parts += [(name, here, rows[here], agents) for name, agents in own.items()]
+                positions = (seat[rows] == player).nonzero().squeeze(1)
+                parts += [
+                    (name, positions, rows[positions], agents) for name, agents in own.items()
+                ]
             self.acts.append((policy, rows, parts))
 
     def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Writes the actions of all players."""
         written: dict[NestedKey, Tensor] = {}
         for policy, own_rows, parts in self.acts:
-            acted = policy(self._masked(tensordict[own_rows], parts))
-            for name, here, there, agents in parts:
-                for key, own in _outputs(acted, name):
-                    whole = (*tensordict.shape, *own.shape[1:])
-                    rows = written.setdefault(key, own.new_zeros(whole))
-                    rows[there.unsqueeze(1), agents] = own[here.unsqueeze(1), agents]
+            acted = policy(self._mask_others(tensordict[own_rows], parts))
+            for name, positions, envs, agents in parts:
+                for key, values in _iter_outputs(acted, name):
+                    whole = (*tensordict.shape, *values.shape[1:])
+                    rows = written.setdefault(key, values.new_zeros(whole))
+                    rows[envs.unsqueeze(1), agents] = values[positions.unsqueeze(1), agents]
         for key, value in written.items():
             tensordict.set(key, value)
         return tensordict
 
-    def _masked(self, tensordict: TensorDictBase, parts: Sequence[Any]) -> TensorDictBase:
+    def _mask_others(self, tensordict: TensorDictBase, parts: Sequence[Any]) -> TensorDictBase:
         for name, group in self.team.groups.items():
             if group.mask_key is not None:
                 mask = tensordict.get(group.mask_key)
-                own = torch.zeros_like(mask)
-                for _, here, _, agents in (part for part in parts if part[0] == name):
-                    own[here.unsqueeze(1), agents] = True
-                tensordict.set(group.mask_key, mask & own)
+                own_agents = torch.zeros_like(mask)
+                for _, positions, _, agents in (part for part in parts if part[0] == name):
+                    own_agents[positions.unsqueeze(1), agents] = True
+                tensordict.set(group.mask_key, mask & own_agents)
         return tensordict
 
 
-def _outputs(acted: TensorDictBase, group: str) -> Iterator[tuple[NestedKey, Tensor]]:
+def _iter_outputs(acted: TensorDictBase, group: str) -> Iterator[tuple[NestedKey, Tensor]]:
     """Yields the actions and hidden states that a policy writes for a group."""
     keys: tuple[NestedKey, ...] = ((group, "action"), ("next", group, "hidden"))
     for key in keys:
-        own = acted.get(key, None)
-        if own is not None:
-            yield key, own
+        value = acted.get(key, None)
+        if value is not None:
+            yield key, value
 
 
 class Payoffs:
@@ -361,15 +369,15 @@ class Payoffs:
         others = [other for other in others if other != name]
         if not alike:
             others = [*others, name]
-        rows = self._play([name], others)[0]
-        columns = -rows if alike else self._play(others, [name])[:, 0]
+        rows = self._play_games([name], others)[0]
+        columns = -rows if alike else self._play_games(others, [name])[:, 0]
         for other, row, column in zip(others, rows.tolist(), columns.tolist()):
             self._entries[name, other] = row
             self._entries[other, name] = column
         if alike:
             self._entries[name, name] = 0.0
 
-    def _play(self, first: Sequence[str], second: Sequence[str]) -> Tensor:
+    def _play_games(self, first: Sequence[str], second: Sequence[str]) -> Tensor:
         if not second or not first:
             return torch.zeros(len(first), len(second), dtype=torch.float64)
         own, other = ([self._policies[name] for name in names] for names in (first, second))
@@ -383,7 +391,7 @@ class Payoffs:
                 continue
             # Players that were only registered.
             itself = alike and own == other
-            value = 0.0 if itself else float(self._play([own], [other]))
+            value = 0.0 if itself else float(self._play_games([own], [other]))
             self._entries[own, other] = value
             if alike and not itself:
                 self._entries[other, own] = -value

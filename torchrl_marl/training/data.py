@@ -58,7 +58,7 @@ def make_labels(
     if expert is None:
         return None
     if expert != "heuristic":
-        return _labels_of(expert, config.device, environments, team)
+        return _make_run_labels(expert, config.device, environments, team)
     policy = environments.heuristic()
     if policy is None:
         raise ConfigError(
@@ -68,7 +68,7 @@ def make_labels(
     return ExpertLabels(policy, team)
 
 
-def _labels_of(
+def _make_run_labels(
     folder: str, device: str, environments: Environments, team: TeamSpec
 ) -> ExpertLabels:
     """Returns labels of the policy of a run, after a try on a step of the environment."""
@@ -88,7 +88,7 @@ def _labels_of(
             "without; choose another run."
         )
     labels = ExpertLabels(policy, team)
-    step = environments.training.fake_tensordict().apply(_possible)
+    step = environments.training.fake_tensordict().apply(_allow_everything)
     try:
         labels(step)
     except (UserError, KeyError, RuntimeError) as error:
@@ -99,6 +99,6 @@ def _labels_of(
     return labels
 
 
-def _possible(value: Tensor) -> Tensor:
+def _allow_everything(value: Tensor) -> Tensor:
     """Returns flags that are True: every agent acts, and may take every action."""
     return torch.ones_like(value) if value.dtype == torch.bool else value

@@ -66,7 +66,7 @@ def refuse_disagreement(ranks: SingleProcess, config: TrainConfig) -> None:
     own |= flatten(dataclasses.asdict(config))
     found = ranks.all_gather({name: shown(value) for name, value in own.items()})
     for rank, theirs in enumerate(found):
-        name = _difference(found[0], theirs)
+        name = _find_difference(found[0], theirs)
         if name is not None:
             raise ConfigError(
                 f"ranks disagree: {name} is {found[0].get(name, 'missing')} on rank 0 and "
@@ -75,12 +75,12 @@ def refuse_disagreement(ranks: SingleProcess, config: TrainConfig) -> None:
             )
 
 
-def _difference(one: Mapping[str, str], other: Mapping[str, str]) -> str | None:
+def _find_difference(one: Mapping[str, str], other: Mapping[str, str]) -> str | None:
     return next((key for key in {**one, **other} if one.get(key) != other.get(key)), None)
 
 
 # State that a learner keeps for each env.
-_BY_ENV = ("critic_states", "born")
+_ENTRIES_PER_ENV = ("critic_states", "born")
 
 
 def gathered(state: dict[str, Any], ranks: SingleProcess) -> dict[str, Any]:
@@ -90,8 +90,8 @@ def gathered(state: dict[str, Any], ranks: SingleProcess) -> dict[str, Any]:
         state (dict): state of this rank; ranks other than the first return it unchanged.
         ranks (SingleProcess): the ranks of the run.
     """
-    parts = ranks.gather(_of_envs(state))
-    return state if parts is None else _with_all(state, parts)
+    parts = ranks.gather(_env_entries(state))
+    return state if parts is None else _combine_states(state, parts)
 
 
 def part_of(
@@ -106,36 +106,36 @@ def part_of(
         n_envs (int): number of envs per rank.
     """
     rows = slice(ranks.rank * n_envs, (ranks.rank + 1) * n_envs)
-    return _part(state, shards, rows, ranks.size)
+    return _slice_state(state, shards, rows, ranks.size)
 
 
-def _of_envs(state: dict[str, Any]) -> dict[str, Any]:
+def _env_entries(state: dict[str, Any]) -> dict[str, Any]:
     """Returns the entries of a rank's state that belong to its environments."""
     extra = [learner.get("_extra_state", {}) for learner in state["learners"]]
-    kept = [{name: own[name] for name in _BY_ENV if name in own} for own in extra]
+    kept = [{name: own[name] for name in _ENTRIES_PER_ENV if name in own} for own in extra]
     found = {"collector": state["collector"], "tracker": state["tracker"], "learners": kept}
     # Without this, unpickling would allocate the tensors on the sending rank's GPU.
     return pytree.tree_map_only(Tensor, Tensor.cpu, found)
 
 
-def _with_all(own: dict[str, Any], parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _combine_states(own: dict[str, Any], parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Combines the first rank's state with the entries of all ranks' environments."""
     whole, collectors = dict(own), [part["collector"] for part in parts]
     whole["collector"] = dict(collectors[0], frames=sum(one["frames"] for one in collectors))
     if collectors[0].get("shards") is not None:
         whole["collector"]["shards"] = [x for one in collectors for x in one["shards"]]
-    whole["tracker"] = _rows_of_all([part["tracker"] for part in parts])
+    whole["tracker"] = _concatenate([part["tracker"] for part in parts])
     for learner, *kept in zip(whole["learners"], *(part["learners"] for part in parts)):
         for name in kept[0]:
-            learner["_extra_state"][name] = _rows_of_all([own[name] for own in kept])
+            learner["_extra_state"][name] = _concatenate([own[name] for own in kept])
     return whole
 
 
-def _rows_of_all(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+def _concatenate(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-def _part(whole: dict[str, Any], shards: range, rows: slice, n_ranks: int) -> dict[str, Any]:
+def _slice_state(whole: dict[str, Any], shards: range, rows: slice, n_ranks: int) -> dict[str, Any]:
     """Returns a rank's part of a state that has the format of a run in a single process."""
     part, collector = dict(whole), dict(whole["collector"])
     collector["frames"] //= n_ranks
@@ -143,13 +143,15 @@ def _part(whole: dict[str, Any], shards: range, rows: slice, n_ranks: int) -> di
         collector["shards"] = [collector["shards"][i] for i in shards]
     part["collector"] = collector
     part["tracker"] = {name: x[rows] for name, x in whole["tracker"].items()}
-    part["learners"] = [_learner_part(learner, rows) for learner in whole["learners"]]
+    part["learners"] = [_slice_learner(learner, rows) for learner in whole["learners"]]
     return part
 
 
-def _learner_part(learner: dict[str, Any], rows: slice) -> dict[str, Any]:
+def _slice_learner(learner: dict[str, Any], rows: slice) -> dict[str, Any]:
     extra = learner.get("_extra_state", {})
     kept = {
-        name: {key: x[rows] for key, x in extra[name].items()} for name in _BY_ENV if name in extra
+        name: {key: x[rows] for key, x in extra[name].items()}
+        for name in _ENTRIES_PER_ENV
+        if name in extra
     }
     return learner | {"_extra_state": extra | kept} if kept else learner

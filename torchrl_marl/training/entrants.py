@@ -61,7 +61,7 @@ def enter(
     if twice:
         raise ConfigError(f"player {quoted(twice[0])} is given twice, expected every player once.")
     for name in names:
-        _check_no_suite(Path(name))
+        _refuse_suite_folder(Path(name))
     if len(names) < 2:
         if not Path(names[0]).exists() and names[0] not in (RANDOM, HEURISTIC):
             raise CheckpointError(f"{quoted(names[0])} does not exist, expected a run folder.")
@@ -76,13 +76,13 @@ def enter(
             "environment; name a run."
         )
     with trusting(trust):
-        configs = {name: read_run_config(_folder_of(name)) for name in folders}
+        configs = {name: read_run_config(_find_run_folder(name)) for name in folders}
     environments = {name: config.env for name, config in configs.items()}
-    _check_environments(environments)
+    _check_same_environment(environments)
     device = configs[folders[0]].device if device is None else device
-    runs = {name: _load(name, device, trust) for name in folders}
+    runs = {name: _load_run(name, device, trust) for name in folders}
     _check_shapes(environments, runs)
-    env = _remembering(runs).make_env(num_envs)
+    env = _run_with_hidden_states(runs).make_env(num_envs)
     team = TeamSpec.from_env(env)
     players: dict[str, Policy] = {name: run.policy for name, run in runs.items()}
     for name in (RANDOM, HEURISTIC):
@@ -91,17 +91,17 @@ def enter(
     return env, {name: players[name] for name in names}
 
 
-def _check_no_suite(folder: Path) -> None:
+def _refuse_suite_folder(folder: Path) -> None:
     """Refuses the folder of a suite or of one of its tasks; names folders that hold seeds."""
     if (folder / "config.yaml").is_file():
         return
     found = [*folder.glob("*/seed*/config.yaml"), *folder.glob("*/*/seed*/config.yaml")]
     groups = sorted({str(path.parent.parent) for path in found})
     if groups:
-        more = f" (and {len(groups) - 2} more)" if len(groups) > 2 else ""
+        rest = f" (and {len(groups) - 2} more)" if len(groups) > 2 else ""
         raise ConfigError(
             f"{quoted(str(folder))} is the folder of a suite, expected runs of one task; give "
-            f"folders of its seeds, such as {' or '.join(groups[:2])}{more}."
+            f"folders of its seeds, such as {' or '.join(groups[:2])}{rest}."
         )
 
 
@@ -114,7 +114,7 @@ def runs_of_players(names: Sequence[str]) -> list[Path]:
     Raises:
         ConfigError: a file is not a stored player of a run.
     """
-    return [_folder_of(name) for name in names if name not in (RANDOM, HEURISTIC)]
+    return [_find_run_folder(name) for name in names if name not in (RANDOM, HEURISTIC)]
 
 
 def same_players(players: Mapping[str, Policy]) -> dict[str, str]:
@@ -134,8 +134,8 @@ def same_players(players: Mapping[str, Policy]) -> dict[str, str]:
         first[name] = name
         if name in (RANDOM, HEURISTIC):
             continue
-        folder, own = _folder_of(name).resolve(), _tensors(cast(TeamPolicy, policy))
-        equal = (one for one, of, saved in known if of == folder and _equal(saved, own))
+        folder, own = _find_run_folder(name).resolve(), _policy_tensors(cast(TeamPolicy, policy))
+        equal = (one for one, of, saved in known if of == folder and _same_tensors(saved, own))
         first[name] = next(equal, name)
         known.append((name, folder, own))
     if len(set(first.values())) < 2:
@@ -146,12 +146,12 @@ def same_players(players: Mapping[str, Policy]) -> dict[str, str]:
     return first
 
 
-def _tensors(policy: TeamPolicy) -> dict[str, Tensor]:
+def _policy_tensors(policy: TeamPolicy) -> dict[str, Tensor]:
     saved = policy.state_dict()
     return {name: value for name, value in saved.items() if isinstance(value, Tensor)}
 
 
-def _equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+def _same_tensors(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(
         torch.equal(value.cpu(), other[name].cpu()) for name, value in one.items()
     )
@@ -187,10 +187,10 @@ def scripted(name: str, env: EnvBase, team: TeamSpec, environment: EnvConfig) ->
     """
     if name == RANDOM:
         return TeamPolicy(RandomActor(g, env.device) for g in team.groups.values())
-    return _heuristic(env, environment)
+    return _find_heuristic(env, environment)
 
 
-def _folder_of(name: str) -> Path:
+def _find_run_folder(name: str) -> Path:
     """Returns the run folder of a player."""
     path = Path(name)
     if not path.is_file():
@@ -204,15 +204,15 @@ def _folder_of(name: str) -> Path:
     return folder
 
 
-def _load(name: str, device: str, trust: bool) -> Run:
+def _load_run(name: str, device: str, trust: bool) -> Run:
     """Loads a run, with the networks of a stored player if its file is given."""
-    run = Run.load(_folder_of(name), device=device, trust=trust)
+    run = Run.load(_find_run_folder(name), device=device, trust=trust)
     if Path(name).is_file():
         run.policy = with_networks(cast(TeamPolicy, run.policy), read_player(Path(name)))
     return run
 
 
-def _check_environments(environments: Mapping[str, EnvConfig]) -> None:
+def _check_same_environment(environments: Mapping[str, EnvConfig]) -> None:
     (first, one), *others = environments.items()
     for name, other in others:
         if (other.library, other.name) != (one.library, one.name):
@@ -232,9 +232,9 @@ def _check_shapes(environments: Mapping[str, EnvConfig], runs: Mapping[str, Run]
     others = [name for name in others if same[name] != same[first]]
     if not others:
         return
-    expected = _shapes(runs[first])
+    expected = _describe_shapes(runs[first])
     for name in others:
-        found = _shapes(runs[name])
+        found = _describe_shapes(runs[name])
         if found != expected:
             differ = next(g for g in {**expected, **found} if found.get(g) != expected.get(g))
             raise ConfigError(
@@ -244,26 +244,28 @@ def _check_shapes(environments: Mapping[str, EnvConfig], runs: Mapping[str, Run]
             )
 
 
-def _shapes(run: Run) -> dict[str, str]:
+def _describe_shapes(run: Run) -> dict[str, str]:
     env = run.make_env(1)
     try:
-        return {name: _described(group) for name, group in TeamSpec.from_env(env).groups.items()}
+        return {
+            name: _describe_group(group) for name, group in TeamSpec.from_env(env).groups.items()
+        }
     finally:
         env.close()
 
 
-def _described(group: GroupSpec) -> str:
-    does = f"{group.n_actions} actions" if group.discrete else f"actions of {group.action_dim}"
-    seen = ", ".join(sorted({str(list(shape)) for shape in group.observation_shapes}))
-    return f"{group.n_agents} agents with observations {seen} and {does}"
+def _describe_group(group: GroupSpec) -> str:
+    actions = f"{group.n_actions} actions" if group.discrete else f"actions of {group.action_dim}"
+    observations = ", ".join(sorted({str(list(shape)) for shape in group.observation_shapes}))
+    return f"{group.n_agents} agents with observations {observations} and {actions}"
 
 
-def _remembering(runs: Mapping[str, Run]) -> Run:
+def _run_with_hidden_states(runs: Mapping[str, Run]) -> Run:
     """Returns a run with an environment that can carry the hidden states of all players."""
     sizes = {name: hidden_sizes(run.policy) for name, run in runs.items()}
     largest = max(sizes, key=lambda name: len(sizes[name]))
-    for name, own in sizes.items():
-        for group, size in own.items():
+    for name, group_sizes in sizes.items():
+        for group, size in group_sizes.items():
             if sizes[largest].get(group) != size:
                 raise ConfigError(
                     f"run {quoted(name)} has a hidden state of size {size} in group {group!r}, "
@@ -273,7 +275,7 @@ def _remembering(runs: Mapping[str, Run]) -> Run:
     return runs[largest]
 
 
-def _heuristic(env: EnvBase, environment: EnvConfig) -> Policy:
+def _find_heuristic(env: EnvBase, environment: EnvConfig) -> Policy:
     while isinstance(env, TransformedEnv):
         env = env.base_env
     make = getattr(env, "heuristic", None)

@@ -56,7 +56,7 @@ class Environments:
         device: torch.device,
         at_once: int = AT_ONCE,
     ) -> None:
-        self._config, self._device, self._at_once = config, device, at_once
+        self._config, self._device, self._max_parallel_episodes = config, device, at_once
         self.own = None if env is None else adapt(as_environment(env, config.env, device))
         if self.own is None:
             # With shards or a dataset, this environment only provides the specs.
@@ -67,11 +67,11 @@ class Environments:
             built = self.own
             built.set_seed(config.seed)
             built.reset()  # to undo the effects of its earlier use
-        if self._is_drawn:
+        if self._needs_rendering:
             application("pictures").check_drawable(built)
         self.training = with_dense_groups(built)
         self._evaluation: EnvBase | None = None
-        self._sizes: dict[str, int] | None = None
+        self._hidden_sizes: dict[str, int] | None = None
 
     def remember(self, sizes: Mapping[str, int]) -> None:
         """Adds the actors' hidden states to the training and the evaluation environment.
@@ -79,8 +79,8 @@ class Environments:
         Args:
             sizes (mapping): group -> size of each agent's hidden state.
         """
-        self._sizes = dict(sizes)
-        self.training = with_memory(self.training, self._sizes)
+        self._hidden_sizes = dict(sizes)
+        self.training = with_memory(self.training, self._hidden_sizes)
 
     def carry_players(self, groups: Iterable[str]) -> None:
         """Adds the key ``player``, which a league needs, to the training environment."""
@@ -103,11 +103,15 @@ class Environments:
                     self._config.played_env,
                     seed=EVALUATION_SEED,
                     device=self._device,
-                    num_envs=min(settings.episodes or settings.episodes_shown, self._at_once),
-                    drawn=self._is_drawn,
+                    num_envs=min(
+                        settings.episodes or settings.episodes_shown, self._max_parallel_episodes
+                    ),
+                    drawn=self._needs_rendering,
                 )
             env = with_dense_groups(env)
-            self._evaluation = env if self._sizes is None else with_memory(env, self._sizes)
+            self._evaluation = (
+                env if self._hidden_sizes is None else with_memory(env, self._hidden_sizes)
+            )
         return self._evaluation
 
     def play(
@@ -135,7 +139,7 @@ class Environments:
         )
 
     @property
-    def _is_drawn(self) -> bool:
+    def _needs_rendering(self) -> bool:
         settings = self._config.evaluation
         return settings.gif or settings.animate_every is not None
 
@@ -165,12 +169,12 @@ class Environments:
         """Returns the heuristic policy of the environment, or None if it has none."""
         # Heuristics expect that all agents have the same shapes, without padding.
         env = None if self.own is not None or padded_members(self.evaluation) else self.evaluation
-        make = None if env is None else getattr(_base_of(env), "heuristic", None)
+        make = None if env is None else getattr(_base_env(env), "heuristic", None)
         return None if make is None else make()
 
     def restarts(self) -> dict[str, int]:
         """Returns the number of restarted workers as a metric; empty if there are no workers."""
-        base = _base_of(self.training)
+        base = _base_env(self.training)
         restarts = None if isinstance(base, BatchedEnvBase) else getattr(base, "restarts", None)
         return {"worker_restarts": restarts} if isinstance(restarts, int) else {}
 
@@ -183,13 +187,13 @@ class Environments:
 
 def time_limit(env: EnvBase) -> int | None:
     """Returns the time limit of an environment."""
-    base = _base_of(env)
+    base = _base_env(env)
     # Reading the limit from a batched environment would start its workers.
     limit = None if isinstance(base, BatchedEnvBase) else getattr(base, "max_steps", None)
     return limit if isinstance(limit, int) else None
 
 
-def _base_of(env: EnvBase) -> EnvBase:
+def _base_env(env: EnvBase) -> EnvBase:
     return env.base_env if isinstance(env, TransformedEnv) else env
 
 
@@ -240,7 +244,7 @@ def make_collector(
 # For `balance` with 96 envs, compilation takes 20 to 40 s and saves 9 ms per step, including the
 # step's share of the update. Both numbers are similar on an H100. Compiling updates alone takes
 # 5 to 23 s and saves 4 ms or more each, on a CPU.
-_STEPS_THAT_PAY = 5_000
+_MIN_STEPS_TO_COMPILE = 5_000
 
 
 def choose_execution(config: TrainConfig, env: Any = None) -> str:
@@ -275,10 +279,10 @@ def choose_execution(config: TrainConfig, env: Any = None) -> str:
         steps = on_cpu * max(
             own.n_updates(config.total_frames) for own in config.learners().values()
         )
-    return _compiled(config.device) if steps >= _STEPS_THAT_PAY else "eager"
+    return _compiled_mode(config.device) if steps >= _MIN_STEPS_TO_COMPILE else "eager"
 
 
-def _compiled(device: str) -> str:
+def _compiled_mode(device: str) -> str:
     """Returns the execution mode for compiled steps on a device; ``eager`` without a compiler."""
     if device != "cpu":
         return "eager" if importlib.util.find_spec("triton") is None else "cudagraph"

@@ -59,8 +59,8 @@ AT_ONCE = 200
 EVALUATION_SEED = 1_000_003
 """Random seed of an evaluation's initial states, the same for all policies, but not training's."""
 
-_ACTIONS = 7_368_787
-_NEXT_STARTS = 15_485_863  # added to the seed for each further batch of episodes
+_ACTION_SEED_OFFSET = 7_368_787
+_BATCH_SEED_OFFSET = 15_485_863  # added to the seed for each further batch of episodes
 Policy = Callable[[TensorDictBase], TensorDictBase]
 
 
@@ -155,18 +155,19 @@ def where_they_differ(likeliest: Episodes, drawn: Episodes) -> str | None:
     if not found.distinguishable:
         return None
     gap = found.difference
-    spread = _spread(likeliest.total, drawn.total)
+    spread = _pooled_std(likeliest.total, drawn.total)
     if not matters(gap.value, spread):
         return None
     one, other = likeliest.total.mean().item(), drawn.total.mean().item()
-    beside = f", {abs(gap.value) / spread:.2g} standard deviations of returns" if spread else ""
+    gap_note = f", {abs(gap.value) / spread:.2g} standard deviations of returns" if spread else ""
     return (
         f"the most likely actions earn {one:.4g} and sampled ones {other:.4g} from the same "
-        f"starts, a significant difference (95 % interval {gap.low:.3g} to {gap.high:.3g}{beside})"
+        f"starts, a significant difference (95 % interval {gap.low:.3g} to "
+        f"{gap.high:.3g}{gap_note})"
     )
 
 
-def _spread(one: Tensor, other: Tensor) -> float:
+def _pooled_std(one: Tensor, other: Tensor) -> float:
     """Returns the square root of the mean of the two samples' variances."""
     variance = one.double().var(correction=0) + other.double().var(correction=0)
     return float((variance / 2).sqrt())
@@ -303,16 +304,16 @@ def play(
     rewards: list[dict[str, Tensor]] = []
     lengths: list[Tensor] = []
     for i, first in enumerate(range(0, episodes, num_envs)):
-        with seeded_play(env, deterministic, seed + i * _NEXT_STARTS):
-            count, looks_on = min(num_envs, episodes - first), None if i else film
-            reward, length = first_episodes(env, act, team, count, longest, looks_on)
+        with seeded_play(env, deterministic, seed + i * _BATCH_SEED_OFFSET):
+            count, batch_film = min(num_envs, episodes - first), None if i else film
+            reward, length = first_episodes(env, act, team, count, longest, batch_film)
         rewards.append(reward)
         lengths.append(length)
     found = {key: torch.cat([r[key] for r in rewards]) for key in rewards[0]}
-    return _episodes(team, {**found, "length": torch.cat(lengths)})
+    return _make_episodes(team, {**found, "length": torch.cat(lengths)})
 
 
-def _episodes(team: TeamSpec, rows: Mapping[str, Tensor]) -> Episodes:
+def _make_episodes(team: TeamSpec, rows: Mapping[str, Tensor]) -> Episodes:
     """Returns episodes from their returns, lengths, and groups that lived, each ``[n]``."""
     lived = {name: rows[key] for name in team.groups if (key := f"{name}/lived") in rows}
     lived = {name: mask for name, mask in lived.items() if not bool(mask.all())}
@@ -323,7 +324,7 @@ def _episodes(team: TeamSpec, rows: Mapping[str, Tensor]) -> Episodes:
 
 @contextlib.contextmanager
 def seeded_play(
-    env: EnvBase, deterministic: bool, seed: int, actions: int = _ACTIONS
+    env: EnvBase, deterministic: bool, seed: int, actions: int = _ACTION_SEED_OFFSET
 ) -> Iterator[None]:
     """Context with a seeded environment, in which actions are sampled from a separate random state.
 
@@ -336,7 +337,7 @@ def seeded_play(
     mode = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
     # With the environment's seed, the actions would repeat the environment's random numbers.
     random_state = RandomState(seed + actions, env.device or "cpu")
-    with torch.no_grad(), random_state.active(), set_exploration_type(mode), _measured(env):
+    with torch.no_grad(), random_state.active(), set_exploration_type(mode), _own_rewards(env):
         env.set_seed(seed)
         yield
 
@@ -366,12 +367,14 @@ def evaluate_members(
     num_envs = env.batch_size.numel()
     found: list[dict[str, Tensor]] = []
     for i, _ in enumerate(range(0, episodes, num_envs // n_members)):
-        with seeded_play(env, deterministic, seed + i * _NEXT_STARTS):
+        with seeded_play(env, deterministic, seed + i * _BATCH_SEED_OFFSET):
             sums, length = first_episodes(env, act, team, num_envs, longest)
         rows = {**sums, "length": length}
         found.append({k: x.unflatten(0, (n_members, -1)) for k, x in rows.items()})
     rows = {k: torch.cat([x[k] for x in found], 1)[:, :episodes] for k in found[0]}
-    return [_episodes(team, {k: x[i] for k, x in rows.items()}).figures() for i in range(n_members)]
+    return [
+        _make_episodes(team, {k: x[i] for k, x in rows.items()}).figures() for i in range(n_members)
+    ]
 
 
 @contextlib.contextmanager
@@ -390,7 +393,7 @@ def put_back(env: EnvBase) -> Iterator[bool]:
 
 
 @contextlib.contextmanager
-def _measured(env: EnvBase) -> Iterator[None]:
+def _own_rewards(env: EnvBase) -> Iterator[None]:
     """Context without the rewards that an environment adds only for training."""
     with contextlib.ExitStack() as stack:
         while isinstance(env, TransformedEnv):
@@ -399,9 +402,9 @@ def _measured(env: EnvBase) -> Iterator[None]:
                 if hasattr(type(part), "measured"):  # others pass names on to the environment
                     stack.enter_context(part.measured())
             env = env.base_env
-        own = None if isinstance(env, BatchedEnvBase) else getattr(env, "measured", None)
-        if own is not None:
-            stack.enter_context(own())
+        measured = None if isinstance(env, BatchedEnvBase) else getattr(env, "measured", None)
+        if measured is not None:
+            stack.enter_context(measured())
         yield
 
 
@@ -430,10 +433,10 @@ def first_episodes(
         ConfigError: an episode does not end.
     """
     with contextlib.nullcontext() if film is None else watched(env, film.shown):
-        return _first_episodes(env, act, team, count, longest, film)
+        return _play_first_episodes(env, act, team, count, longest, film)
 
 
-def _first_episodes(
+def _play_first_episodes(
     env: EnvBase, act: Policy, team: TeamSpec, count: int, longest: int, film: Film | None
 ) -> tuple[dict[str, Tensor], Tensor]:
     carry = env.reset()

@@ -63,7 +63,7 @@ def truncation(fitness: Tensor, share: float, generator: torch.Generator | None 
         raise ValueError(f"share is {share}, expected 0 to 0.5.")
     n_members = len(fitness)
     count = min(max(int(share * n_members), 1), n_members // 2) if share else 0
-    order = _from_the_best(fitness)
+    order = _rank_by_fitness(fitness)
     parent = torch.arange(n_members)
     chosen = torch.randint(max(count, 1), (count,), generator=generator)
     parent[order[n_members - count :]] = order[chosen]
@@ -96,7 +96,7 @@ def tournament(
         raise ValueError(
             f"size is {size} and elite {elite}, expected 1 or more, and 0 to {n_members}."
         )
-    order = _from_the_best(fitness)
+    order = _rank_by_fitness(fitness)
     rank = torch.empty_like(order)
     rank[order] = torch.arange(n_members)
     drawn = torch.randint(n_members, (n_members, size), generator=generator)
@@ -105,7 +105,7 @@ def tournament(
     return parent
 
 
-def _from_the_best(fitness: Tensor) -> Tensor:
+def _rank_by_fitness(fitness: Tensor) -> Tensor:
     return fitness.cpu().nan_to_num(-torch.inf).argsort(descending=True, stable=True)
 
 
@@ -188,8 +188,10 @@ class Fitness:
         self.n_members = n_members
         self.total = torch.zeros(n_members, dtype=torch.float64)
         self.episodes = torch.zeros(n_members, dtype=torch.int64)
-        self._running: Tensor | None = None  # envs in the middle of an episode, [P * E]
-        self._spoiled: Tensor | None = None  # those whose episode began before the selection
+        self._in_episode: Tensor | None = None  # envs in the middle of an episode, [P * E]
+        self._began_before_selection: Tensor | None = (
+            None  # those whose episode began before the selection
+        )
 
     @property
     def mean(self) -> Tensor:
@@ -207,12 +209,16 @@ class Fitness:
             - both: ``[P * E, T]``
         """
         counted = done
-        if self._spoiled is not None:
+        if self._began_before_selection is not None:
             first = done & (done.cumsum(1) == 1)
-            counted = done & ~(first & self._spoiled.to(done.device).unsqueeze(1))
+            counted = done & ~(first & self._began_before_selection.to(done.device).unsqueeze(1))
         ended = done.any(1).cpu()
-        before = torch.zeros_like(ended) if self._spoiled is None else self._spoiled
-        self._spoiled, self._running = before & ~ended, ~done[:, -1].cpu()
+        before = (
+            torch.zeros_like(ended)
+            if self._began_before_selection is None
+            else self._began_before_selection
+        )
+        self._began_before_selection, self._in_episode = before & ~ended, ~done[:, -1].cpu()
         shape = self.n_members, -1
         total = torch.where(counted, returns, 0.0).double().reshape(shape).sum(1)
         self.total += total.cpu()
@@ -223,25 +229,25 @@ class Fitness:
         chosen = list(range(self.n_members) if members is None else members)
         self.total[chosen] = 0.0
         self.episodes[chosen] = 0
-        if self._spoiled is not None and self._running is not None:
+        if self._began_before_selection is not None and self._in_episode is not None:
             shape = self.n_members, -1
-            spoiled = self._spoiled.reshape(shape).clone()
-            spoiled[chosen] = self._running.reshape(shape)[chosen]
-            self._spoiled = spoiled.flatten()
+            spoiled = self._began_before_selection.reshape(shape).clone()
+            spoiled[chosen] = self._in_episode.reshape(shape)[chosen]
+            self._began_before_selection = spoiled.flatten()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state for a checkpoint."""
         return {
             "total": self.total,
             "episodes": self.episodes,
-            "running": self._running,
-            "spoiled": self._spoiled,
+            "running": self._in_episode,
+            "spoiled": self._began_before_selection,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores a saved state."""
         self.total, self.episodes = state["total"].clone(), state["episodes"].clone()
-        self._running, self._spoiled = state.get("running"), state["spoiled"]
+        self._in_episode, self._began_before_selection = state.get("running"), state["spoiled"]
 
 
 class MemberRating:
@@ -402,12 +408,12 @@ class Evolution(Part):
             learner.copy_members(parent.to(learner.diverged.device))
             for name, values in known.items():
                 learner.settings[name].copy_(values)
-        self._write(parent, fitness, known, {"iteration": iteration, "frames": frames})
+        self._write_table(parent, fitness, known, {"iteration": iteration, "frames": frames})
         self.fitness.begin()
         self.selected_at = frames
         return parent
 
-    def _write(
+    def _write_table(
         self, parent: Tensor, fitness: Tensor, known: Mapping[str, Tensor], when: dict[str, int]
     ) -> None:
         assert self._table is not None

@@ -25,8 +25,8 @@ __all__ = [
     "writing",
 ]
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+_DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
+_PERMISSION_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 @contextlib.contextmanager
@@ -55,7 +55,7 @@ def whole_file(
     with writing(path):
         try:
             part.unlink(missing_ok=True)  # left behind by a killed process, or another user's link
-            with open(part, mode, opener=_new, **options) as file:
+            with open(part, mode, opener=_open_new, **options) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -73,14 +73,14 @@ def json_text(value: Any, indent: int | None = None) -> str:
         >>> json_text({"return": float("nan"), "rows": [1.5]})
         '{"return": null, "rows": [1.5]}\\n'
     """
-    return json.dumps(_finite(value), indent=indent, allow_nan=False) + "\n"
+    return json.dumps(_replace_non_finite(value), indent=indent, allow_nan=False) + "\n"
 
 
-def _finite(value: Any) -> Any:
+def _replace_non_finite(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _finite(one) for key, one in value.items()}
+        return {key: _replace_non_finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(one) for one in value]
+        return [_replace_non_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -135,7 +135,7 @@ def new_file(path: Path) -> Path:
     return path
 
 
-def _new(path: str, flags: int) -> int:
+def _open_new(path: str, flags: int) -> int:
     return no_link(path, flags | os.O_EXCL)
 
 
@@ -151,28 +151,28 @@ def writing(path: Path) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        reason = _reason(error)
+        reason = _find_os_error(error)
         if reason is None:
             raise
         found = WriteError(
-            f"{str(path)!r} cannot be written ({reason.strerror or reason}); {_fix(reason)}. "
-            "Earlier files are unchanged."
+            f"{str(path)!r} cannot be written ({reason.strerror or reason}); "
+            f"{_suggest_fix(reason)}. Earlier files are unchanged."
         )
         found.errno = reason.errno
         raise found from error
 
 
-def _reason(error: BaseException | None) -> OSError | None:
+def _find_os_error(error: BaseException | None) -> OSError | None:
     """Returns the operating system's error, also if ``torch.save`` wrapped it in a RuntimeError."""
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__ or error.__context__
     return error
 
 
-def _fix(reason: OSError) -> str:
-    if reason.errno in _FULL:
+def _suggest_fix(reason: OSError) -> str:
+    if reason.errno in _DISK_FULL_ERRORS:
         return "free some space on the disk and try again"
-    if reason.errno in _FORBIDDEN:
+    if reason.errno in _PERMISSION_ERRORS:
         return "allow writing there, or choose another folder"
     return "check the path and the disk"
 

@@ -25,9 +25,9 @@ if sys.platform != "win32":
 __all__ = ["RunFolder", "check_folder", "has_checkpoint"]
 
 _LOCK = ".lock"
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _TABLES = ("metrics.csv", "evaluation.csv", "players.csv", "evolution.csv", "learning_curve.png")
-_locked: weakref.WeakSet[RunFolder] = weakref.WeakSet()
+_locked_folders: weakref.WeakSet[RunFolder] = weakref.WeakSet()
 
 
 class RunFolder:
@@ -55,14 +55,14 @@ class RunFolder:
         refuse_links(path, kind)
         lock = path.absolute() / _LOCK
         try:
-            descriptor = _locked_file(lock, kind)
+            descriptor = _lock_file(lock, kind)
         except OSError as error:
             raise CheckpointError(
                 f"{kind} {str(path)!r} cannot be written ({error.strerror}); make it "
                 "writable, or copy it to a writable place."
             ) from None
-        self.release = weakref.finalize(self, _let_go, descriptor, lock)
-        _locked.add(self)
+        self.release = weakref.finalize(self, _unlock, descriptor, lock)
+        _locked_folders.add(self)
         with contextlib.suppress(OSError):  # the lock works even if a full disk prevents this note
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"{os.getpid()} {platform.node()}".encode())
@@ -79,7 +79,7 @@ class RunFolder:
         """
         try:
             if config.folder is None:
-                path = _new_under_runs(config)
+                path = _make_folder_in_runs(config)
             else:
                 check_folder(config)
                 path = Path(config.folder)
@@ -165,7 +165,7 @@ def _start_failed(folder: Path) -> bool:
         return False
 
 
-def _new_under_runs(config: TrainConfig) -> Path:
+def _make_folder_in_runs(config: TrainConfig) -> Path:
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     name, environment = file_name(config.recipe), file_name(Path(config.env.name).stem)
     if environment not in name:
@@ -181,19 +181,19 @@ def _new_under_runs(config: TrainConfig) -> Path:
         folder = base.with_name(f"{base.name}_{n}")
 
 
-def _locked_file(lock: Path, kind: str) -> int:
+def _lock_file(lock: Path, kind: str) -> int:
     """Locks a file, and returns its descriptor.
 
     Raises:
         CheckpointError: another process holds the lock.
     """
     while True:
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o666)
-        if _taken(descriptor, lock.parent):
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | _NO_FOLLOW, 0o666)
+        if _is_held_elsewhere(descriptor, lock.parent):
             owner = os.pread(descriptor, 200, 0).decode(errors="replace")
             os.close(descriptor)
             raise CheckpointError(
-                f"{kind} {str(lock.parent)!r} is in use by {_who(owner)}; wait for its "
+                f"{kind} {str(lock.parent)!r} is in use by {_describe_owner(owner)}; wait for its "
                 "end, or stop it, and try again."
             )
         with contextlib.suppress(FileNotFoundError):
@@ -205,13 +205,13 @@ def _locked_file(lock: Path, kind: str) -> int:
         os.close(descriptor)  # the previous holder has just removed it
 
 
-def _let_go(descriptor: int, lock: Path) -> None:
+def _unlock(descriptor: int, lock: Path) -> None:
     with contextlib.suppress(OSError):
         lock.unlink()
     os.close(descriptor)
 
 
-def _taken(descriptor: int, path: Path) -> bool:
+def _is_held_elsewhere(descriptor: int, path: Path) -> bool:
     if sys.platform == "win32":
         return False
     try:
@@ -227,7 +227,7 @@ def _taken(descriptor: int, path: Path) -> bool:
     return False
 
 
-def _who(owner: str) -> str:
+def _describe_owner(owner: str) -> str:
     process, _, host = owner.partition(" ")
     if process == str(os.getpid()) and host == platform.node():
         return "another training of this process"
@@ -236,7 +236,7 @@ def _who(owner: str) -> str:
 
 def _release_in_child() -> None:
     # A forked process shares the lock of its parent, and may outlive it.
-    for folder in list(_locked):
+    for folder in list(_locked_folders):
         found = folder.release.detach()
         if found is not None:
             os.close(found[2][0])

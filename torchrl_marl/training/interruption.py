@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Interruption", "Terminated", "named", "terminable"]
 
-_SAID = "\nstopping after this iteration{}{}"
+_STOP_MESSAGE = "\nstopping after this iteration{}{}"
 _HANGUP = getattr(signal, "SIGHUP", None)  # Windows has none
-_ENDING = (signal.SIGTERM,) if _HANGUP is None else (signal.SIGTERM, _HANGUP)
+_TERMINATION_SIGNALS = (signal.SIGTERM,) if _HANGUP is None else (signal.SIGTERM, _HANGUP)
 """Signals after which a run is saved and the process ends. SIGHUP means a closed terminal."""
-_entered: list[Interruption] = []
+_active_interruptions: list[Interruption] = []
 """The interruptions whose contexts are entered; the last one receives the signals."""
-_before: dict[int, Any] = {}
+_replaced_handlers: dict[int, Any] = {}
 """The handlers that were replaced when the first context was entered."""
 
 
@@ -91,13 +91,13 @@ class Interruption:
 
     def __init__(self, ranks: SingleProcess | None = None) -> None:
         self._ranks = None if ranks is None or ranks.size == 1 else ranks
-        self._number: int | None = None
-        self._agreed: int | None = None
-        self._depth = self._unbroken = 0
+        self._signal_number: int | None = None
+        self._agreed_signal: int | None = None
+        self._depth = self._unbroken_depth = 0
 
     @property
     def asked(self) -> bool:
-        return (self._number if self._ranks is None else self._agreed) is not None
+        return (self._signal_number if self._ranks is None else self._agreed_signal) is not None
 
     @property
     def entered(self) -> bool:
@@ -107,7 +107,7 @@ class Interruption:
     def __enter__(self) -> Interruption:
         self._depth += 1
         if self._depth == 1 and _in_main_thread():
-            _entered.append(self)
+            _active_interruptions.append(self)
             _catch_signals()
         return self
 
@@ -115,24 +115,24 @@ class Interruption:
         self._depth -= 1
         if self._depth == 0:
             with contextlib.suppress(ValueError):  # entered by another thread
-                _entered.remove(self)
-            if not _entered and _in_main_thread():
+                _active_interruptions.remove(self)
+            if not _active_interruptions and _in_main_thread():
                 _release_signals()
 
     @contextlib.contextmanager
     def unbroken(self) -> Iterator[None]:
         """Enters the context, and also delays a second Ctrl-C."""
         with self:
-            self._unbroken += 1
+            self._unbroken_depth += 1
             try:
                 yield
             finally:
-                self._unbroken -= 1
+                self._unbroken_depth -= 1
 
     def agree(self) -> None:
         """Decides with the other ranks whether to stop."""
         if self._ranks is not None:
-            self._agreed = max(self._ranks.all_gather(self._number or 0)) or None
+            self._agreed_signal = max(self._ranks.all_gather(self._signal_number or 0)) or None
 
     def handle_signal(self, folder: Path) -> None:
         """Raises and clears the recorded interruption; all ranks raise the same one.
@@ -144,23 +144,27 @@ class Interruption:
             KeyboardInterrupt: after Ctrl-C.
             Terminated: after SIGTERM or SIGHUP.
         """
-        number = self._number if self._ranks is None else self._agreed
-        self._number = self._agreed = None
+        number = self._signal_number if self._ranks is None else self._agreed_signal
+        self._signal_number = self._agreed_signal = None
         if number == signal.SIGINT:
             raise KeyboardInterrupt(folder)
         if number is not None:
             raise Terminated(folder, number)
 
-    def _note(self, number: int) -> None:
+    def _record_signal(self, number: int) -> None:
         if number == _HANGUP:
-            _leave_closed_terminal()
-        if self._number is None:
-            self._number = number
+            _discard_output_if_closed()
+        if self._signal_number is None:
+            self._signal_number = number
             # ``torchrun`` forwards the terminal's Ctrl-C, so ranks receive it twice.
             hint = "; once more to stop at once" if self._ranks is None else ""
-            said = (f" ({signal.Signals(number).name})", "") if number in _ENDING else ("", hint)
-            print(_SAID.format(*said), file=sys.stderr)
-        elif number == signal.SIGINT and not self._unbroken and self._ranks is None:
+            said = (
+                (f" ({signal.Signals(number).name})", "")
+                if number in _TERMINATION_SIGNALS
+                else ("", hint)
+            )
+            print(_STOP_MESSAGE.format(*said), file=sys.stderr)
+        elif number == signal.SIGINT and not self._unbroken_depth and self._ranks is None:
             # A second SIGTERM does not raise, since process managers send it to whole groups.
             raise KeyboardInterrupt
 
@@ -169,7 +173,7 @@ class Interruption:
 def terminable() -> Iterator[None]:
     """Context in which SIGTERM and SIGHUP raise :class:`Terminated`."""
     before = {}
-    for number in _ENDING if _in_main_thread() else ():
+    for number in _TERMINATION_SIGNALS if _in_main_thread() else ():
         handler = signal.getsignal(number)
         if handler is not _raise_terminated and _may_replace(handler):
             before[number] = signal.signal(number, _raise_terminated)
@@ -193,11 +197,11 @@ def _may_replace(handler: Any) -> bool:
 
 def _raise_terminated(number: int, frame: FrameType | None) -> NoReturn:
     if number == _HANGUP:
-        _leave_closed_terminal()
+        _discard_output_if_closed()
     raise Terminated(number=number)
 
 
-def _leave_closed_terminal() -> None:
+def _discard_output_if_closed() -> None:
     """Discards all further output if the terminal is closed, where writing raises an error."""
     for stream in (1, 2):  # stdout and stderr
         try:
@@ -208,27 +212,27 @@ def _leave_closed_terminal() -> None:
 
 
 def _catch_signals() -> None:
-    for number in (signal.SIGINT, *_ENDING):
+    for number in (signal.SIGINT, *_TERMINATION_SIGNALS):
         handler = signal.getsignal(number)
-        if handler is _handle:
+        if handler is _on_signal:
             continue
         if number == signal.SIGINT or _may_replace(handler):
-            _before[number] = signal.signal(number, _handle)
+            _replaced_handlers[number] = signal.signal(number, _on_signal)
 
 
 def _release_signals() -> None:
-    while _before:
-        number, handler = _before.popitem()
-        if signal.getsignal(number) is _handle:
+    while _replaced_handlers:
+        number, handler = _replaced_handlers.popitem()
+        if signal.getsignal(number) is _on_signal:
             signal.signal(number, handler)
 
 
-def _handle(number: int, frame: FrameType | None) -> None:
-    if _entered:
-        _entered[-1]._note(number)
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    if _active_interruptions:
+        _active_interruptions[-1]._record_signal(number)
     else:  # left by another thread, which cannot set handlers, or set again by other code
         _release_signals()
-        if signal.getsignal(number) is _handle:
+        if signal.getsignal(number) is _on_signal:
             ends = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
             signal.signal(number, ends)
         signal.raise_signal(number)

@@ -55,42 +55,42 @@ def find_seats(team: TeamSpec, given: Mapping[str, Any], *, against: bool) -> di
         >>> find_seats(team, {}, against=False)
         {'agent_0': {'agents': [0]}, 'agent_1': {'agents': [1]}}
     """
-    parts: dict[str, tuple[str, list[int]]] = {}
+    known: dict[str, tuple[str, list[int]]] = {}
     for name, group in team.groups.items():
-        parts[name] = name, list(range(group.n_agents))
-    if against and len(parts) == 1:
+        known[name] = name, list(range(group.n_agents))
+    if against and len(known) == 1:
         raise ConfigError(
             "league.opponents is given, but the environment has one team, "
-            f"{quoted(next(iter(parts)))}; use league.partners, or put each side into a "
+            f"{quoted(next(iter(known)))}; use league.partners, or put each side into a "
             "separate group (env.group_map)."
         )
-    groups = list(parts)
+    groups = list(known)
     if not against:
         for name, group in team.groups.items():
             for i, agent in enumerate(group.agent_names):
-                parts.setdefault(agent, (name, [i]))
+                known.setdefault(agent, (name, [i]))
     if not given:
         names = groups if len(groups) > 1 else list(team.groups[groups[0]].agent_names)
         given = {name: [name] for name in names}
-    seats = {name: _seat(name, members, parts) for name, members in given.items()}
-    _check(team, seats)
+    seats = {name: _make_seat(name, members, known) for name, members in given.items()}
+    _check_seats(team, seats)
     return seats
 
 
-def _seat(name: str, members: Any, parts: Mapping[str, tuple[str, list[int]]]) -> Seat:
-    found: Seat = {}
+def _make_seat(name: str, members: Any, known: Mapping[str, tuple[str, list[int]]]) -> Seat:
+    seat: Seat = {}
     for member in [members] if isinstance(members, str) else members:
-        if member not in parts:
+        if member not in known:
             raise ConfigError(
-                f"league.seats.{name} has {quoted(member)}; {nearest(str(member), parts)}expected "
-                f"some of {', '.join(parts)}."
+                f"league.seats.{name} has {quoted(member)}; {nearest(str(member), known)}expected "
+                f"some of {', '.join(known)}."
             )
-        group, agents = parts[member]
-        found.setdefault(group, []).extend(agents)
-    return found
+        group, agents = known[member]
+        seat.setdefault(group, []).extend(agents)
+    return seat
 
 
-def _check(team: TeamSpec, seats: Mapping[str, Seat]) -> None:
+def _check_seats(team: TeamSpec, seats: Mapping[str, Seat]) -> None:
     if len(seats) < 2:
         raise ConfigError(
             f"a league has {len(seats)} seat, {', '.join(seats)}, expected two or more; use an "
@@ -134,7 +134,7 @@ def envs_of_seats(num_envs: int, n_seats: int, self_play: float) -> list[int]:
     return [num_envs - others, *counts]
 
 
-_SPARE = 2
+_EXTRA_SLOTS = 2
 """Number of extra slots, in which retired players finish their episodes."""
 
 
@@ -178,7 +178,7 @@ class League(Part):
         environments: Environments,
         folder: Path,
     ) -> None:
-        self.settings, self.team, self._live = config.league, team, policy
+        self.settings, self.team, self._learning_policy = config.league, team, policy
         self._learners = learners
         settings, against = self.settings, self.settings.opponents != "none"
         self.seats = find_seats(team, settings.seats, against=against)
@@ -198,7 +198,7 @@ class League(Part):
         self.guests = {name: scripted(name, env, team, config.env) for name in names}
         for name, guest in self.guests.items():
             self.payoffs.register(name, guest)
-        n_slots = settings.slots + _SPARE
+        n_slots = settings.slots + _EXTRA_SLOTS
         self.exploiters = [
             Exploiter(config, team, len(self.seats)) for _ in range(settings.exploiters)
         ]
@@ -214,26 +214,26 @@ class League(Part):
 
     def _check_channels(self) -> None:
         """Refuses messages between seats: the other seat's player does not send them."""
-        for actor in self._live.module:
+        for actor in self._learning_policy.module:
             module = channel_module(actor)
             if module is None:
                 continue
             config = channel_of(module).config
             groups, across = [own.name for own in actor.group.sources], config.across_groups
-            for heard in [groups] if across else [[name] for name in groups]:
-                seats = [seat for seat, own in self.seats.items() if own.keys() & set(heard)]
+            for listeners in [groups] if across else [[name] for name in groups]:
+                seats = [seat for seat, own in self.seats.items() if own.keys() & set(listeners)]
                 if len(seats) > 1:
-                    use = ".across_groups=false" if len(heard) > 1 else "=none"
+                    hint = ".across_groups=false" if len(listeners) > 1 else "=none"
                     raise ConfigError(
                         f"learner.actor.communication is {quoted(config.kind)}, but the agents of "
                         f"seats {', '.join(seats)} would hear each other, and stored players send "
-                        f"no messages to others; use learner.actor.communication{use}."
+                        f"no messages to others; use learner.actor.communication{hint}."
                     )
 
     def _make_policy(self, num_envs: int, n_slots: int) -> MatchPolicy:
         """Returns the policy that plays matches; exploiters get the first envs."""
         settings, seats = self.settings, list(self.seats.values())
-        theirs: list[int] = []
+        exploiter_counts: list[int] = []
         if self.exploiters:
             each = round(settings.exploited * num_envs / len(self.exploiters))
             if each < len(seats) or num_envs - each * len(self.exploiters) < len(seats):
@@ -243,20 +243,20 @@ class League(Part):
                     f"each of {len(seats)} seats, and as many left; raise env.num_envs or change "
                     "league.exploited."
                 )
-            theirs = envs_of_seats(each, len(seats), 0.0)[1:]
-        n_theirs = sum(theirs) * len(self.exploiters)
-        envs = envs_of_seats(num_envs - n_theirs, len(seats), settings.self_play)
-        envs[0] += n_theirs
+            exploiter_counts = envs_of_seats(each, len(seats), 0.0)[1:]
+        n_exploiter_envs = sum(exploiter_counts) * len(self.exploiters)
+        envs = envs_of_seats(num_envs - n_exploiter_envs, len(seats), settings.self_play)
+        envs[0] += n_exploiter_envs
         guests = list(self.guests.values())
         self.matches = MatchPolicy(
-            self._live,
+            self._learning_policy,
             self.team,
             seats,
             envs,
             n_slots=n_slots,
             guests=guests,
             exploiters=[exploiter.policy for exploiter in self.exploiters],
-            exploited=theirs,
+            exploited=exploiter_counts,
         )
         return self.matches
 
@@ -276,16 +276,16 @@ class League(Part):
         when = {"iteration": 0, "frames": 0}
         for name in self.guests:
             self.pool.note(name, None, {**when, "kind": name, "parent": name})
-        self._import_all(when)
+        self._import_players(when)
         for exploiter in self.exploiters:
             exploiter.begin(self._learners, 0)
         if not self.settings.start_with:
-            self._store(self._live, when, carry=None)
-        self._match()
+            self._store_player(self._learning_policy, when, carry=None)
+        self._update_probabilities()
 
-    def _import_all(self, when: Mapping[str, int]) -> None:
-        named = [given for given in self.settings.start_with if given not in self.guests]
-        found = [(given, *own) for given in named for own in find_players(given)]
+    def _import_players(self, when: Mapping[str, int]) -> None:
+        sources = [given for given in self.settings.start_with if given not in self.guests]
+        found = [(given, *own) for given in sources for own in find_players(given)]
         if len(found) > self.settings.slots:
             raise ConfigError(
                 f"league.start_with names {len(found)} players, expected at most league.slots, "
@@ -294,9 +294,9 @@ class League(Part):
         for slot, (given, name, networks) in enumerate(found):
             # A number makes the name unique: files of several runs may have equal names.
             row = {**when, "kind": "imported", "parent": given}
-            self._put(slot, f"start{slot}_{name}", networks, row, frames=-1)
+            self._fill_slot(slot, f"start{slot}_{name}", networks, row, frames=-1)
 
-    def _store(
+    def _store_player(
         self,
         policy: TeamPolicy,
         when: Mapping[str, int],
@@ -314,32 +314,32 @@ class League(Part):
         if not free:
             return False
         kind = "exploiter" if exploiter else "snapshot"
-        parent = self._version(when["frames"] if began_at is None else began_at)
+        parent = self._find_version(when["frames"] if began_at is None else began_at)
         row = {**when, "kind": kind, "parent": parent}
         name = f"{when['frames']:09d}{exploiter}"
-        self._put(free[0], name, networks_of(policy), row, frames=when["frames"])
+        self._fill_slot(free[0], name, networks_of(policy), row, frames=when["frames"])
         if len(self.players) > self.settings.slots:
-            self._match()
-            self._retire()
+            self._update_probabilities()
+            self._retire_player()
         return True
 
-    def _version(self, frames: int) -> str:
+    def _find_version(self, frames: int) -> str:
         """Returns the last stored version of the learning policy at a time; "" if there is none."""
         versions = (name for name in reversed(self.pool.names) if name.isdigit())
         return next((name for name in versions if int(name) <= frames), "")
 
-    def _put(
+    def _fill_slot(
         self, slot: int, name: str, networks: Networks, row: Mapping[str, Any], frames: int
     ) -> None:
-        self._load(slot, name, networks)
+        self._load_into_slot(slot, name, networks)
         sha256 = self.pool.add(name, networks, row)
         self.slots[slot] = Stored(name, frames, sha256)
         self.results.forget(slot)
         if self.settings.match == "nash":
             others = [*(own.name for own in self.players), *self.guests]
-            self.payoffs.add(name, with_networks(self._live, networks), others)
+            self.payoffs.add(name, with_networks(self._learning_policy, networks), others)
 
-    def _load(self, slot: int, name: str, networks: Networks) -> None:
+    def _load_into_slot(self, slot: int, name: str, networks: Networks) -> None:
         """Writes a player into its slot.
 
         Raises:
@@ -347,34 +347,34 @@ class League(Part):
         """
         try:
             if self.matches is not None:
-                for own in self.matches.players:
-                    own.load(slot, networks[own.group.name])
+                for stored_players in self.matches.players:
+                    stored_players.load(slot, networks[stored_players.group.name])
         except (SpecError, KeyError) as error:
-            why = error if isinstance(error, SpecError) else f"it has no actor {error}"
+            reason = error if isinstance(error, SpecError) else f"it has no actor {error}"
             raise ConfigError(
-                f"player {quoted(name)} does not fit this run's networks: {why}"
+                f"player {quoted(name)} does not fit this run's networks: {reason}"
             ) from None
 
-    def _retire(self) -> None:
+    def _retire_player(self) -> None:
         """Retires the least probable player; in a tie, the one closest in time to its neighbors."""
-        newest = max(own.frames for own in self.players)
-        may = [
+        newest = max(stored.frames for stored in self.players)
+        eligible = [
             i
-            for i, own in enumerate(self.slots)
-            if own is not None and own.active and 0 <= own.frames < newest
+            for i, stored in enumerate(self.slots)
+            if stored is not None and stored.active and 0 <= stored.frames < newest
         ]
-        if not may:
+        if not eligible:
             return
-        frames = sorted(own.frames for own in self.players)
-        chances = self._chances().mean(0)
+        frames = sorted(stored.frames for stored in self.players)
+        probabilities = self._match_probabilities().mean(0)
 
-        def kept(i: int) -> tuple[float, int]:
+        def sort_key(i: int) -> tuple[float, int]:
             place = frames.index(self.slots[i].frames)  # type: ignore[union-attr]
             before = frames[place - 1] if place else -frames[-1]
-            return round(float(chances[i]), 9), frames[place + 1] - before
+            return round(float(probabilities[i]), 9), frames[place + 1] - before
 
-        least = min(may, key=kept)
-        self.slots[least] = dataclasses.replace(self.slots[least], active=False)  # type: ignore
+        retired = min(eligible, key=sort_key)
+        self.slots[retired] = dataclasses.replace(self.slots[retired], active=False)  # type: ignore
 
     # -------------------------------------------------------------------------------- matchmaking
 
@@ -383,24 +383,24 @@ class League(Part):
         """The player in each slot, then the guests, in the same order as in the results."""
         return [*self.slots, *(Stored(name, -1, "") for name in self.guests)]
 
-    def _candidates(self) -> Tensor:
+    def _candidate_mask(self) -> Tensor:
         return torch.tensor([own is not None and own.active for own in self._all_players])
 
-    def _chances(self) -> Tensor:
+    def _match_probabilities(self) -> Tensor:
         """Returns the probability that each of S seats meets each of K players, ``[S, K]``."""
-        may = self._candidates()
-        rate = self.results.win_rate if self.against else self.results.standing(may)
+        candidates = self._candidate_mask()
+        rate = self.results.win_rate if self.against else self.results.standing(candidates)
         names = ["" if own is None else own.name for own in self._all_players]
         frames = [-1 if own is None else own.frames for own in self._all_players]
 
         def payoff(places: Sequence[int]) -> Tensor:
             return self.payoffs.table([names[i] for i in places])
 
-        return matchmaking(self.settings, rate, may, frames, payoff)
+        return matchmaking(self.settings, rate, candidates, frames, payoff)
 
-    def _match(self) -> None:
+    def _update_probabilities(self) -> None:
         if self.matches is not None:
-            self.matches.chances.copy_(self._chances())
+            self.matches.chances.copy_(self._match_probabilities())
 
     # ------------------------------------------------------------------------------ in the loop
 
@@ -416,22 +416,22 @@ class League(Part):
         """
         episodes, carry = training.tracker.episodes, training.collector.carry
         frames = training.frames
-        metrics = self._inspect(batch, episodes) if self.matches is not None else {}
+        metrics = self._record_matches(batch, episodes) if self.matches is not None else {}
         when = {"iteration": training.iteration, "frames": frames}
-        if self._due(frames) and self._store(self._live, when, carry):
+        if self._snapshot_is_due(frames) and self._store_player(self._learning_policy, when, carry):
             self.stored_at = frames
         for i, exploiter in enumerate(self.exploiters):
             name = f"_exploiter{i}"
             # An exploiter is stored before it is reset to a copy of the main policy.
             began_at = exploiter.began_at
-            if exploiter.done(frames) and self._store(
+            if exploiter.done(frames) and self._store_player(
                 exploiter.policy, when, carry, name, began_at
             ):
                 exploiter.begin(self._learners, frames)
-        self._match()
-        return {**metrics, "league/players": float(self._candidates().sum())}
+        self._update_probabilities()
+        return {**metrics, "league/players": float(self._candidate_mask().sum())}
 
-    def _inspect(
+    def _record_matches(
         self, batch: TensorDictBase, episodes: tuple[Mapping[str, Tensor], Tensor]
     ) -> dict[str, float]:
         assert self.matches is not None
@@ -441,28 +441,33 @@ class League(Part):
             [batch.get((name, "player")).amax(-1) for name in self.team.groups]
         ).amax(0)[rows]
         n_players = self.results.sums.shape[2]
-        new = outcomes(returns[:, rows], done[rows], player - 1, self.matches.seat, n_players)
-        self.results.update(new)
-        wins, draws, games, total = new.sum((1, 2)).tolist()
+        sums = outcomes(returns[:, rows], done[rows], player - 1, self.matches.seat, n_players)
+        self.results.update(sums)
+        wins, draws, games, total = sums.sum((1, 2)).tolist()
         value = (wins + draws / 2 if self.against else total) / games if games else math.nan
         metrics = {
             "league/games": games,
             "league/win_rate" if self.against else "league/return": value,
         }
-        exploited = [self._inspect_exploiter(i, returns, done) for i in range(len(self.exploiters))]
-        if exploited:
-            metrics["league/exploited"] = sum(exploited) / len(exploited)
+        win_rates = [
+            self._record_exploiter_matches(i, returns, done) for i in range(len(self.exploiters))
+        ]
+        if win_rates:
+            metrics["league/exploited"] = sum(win_rates) / len(win_rates)
         return metrics
 
-    def _inspect_exploiter(self, i: int, returns: Tensor, done: Tensor) -> float:
+    def _record_exploiter_matches(self, i: int, returns: Tensor, done: Tensor) -> float:
         """Records an exploiter's matches, and returns its win rate in the batch."""
-        rows, nobody = self._rows_of(i), torch.zeros_like(done[self._rows_of(i)], dtype=torch.int64)
-        new = outcomes(returns[:, rows], done[rows], nobody, self.policy.exploited_seat, 1)
-        self.exploiters[i].results.update(new)
-        wins, draws, games, _ = new.sum((1, 2)).tolist()
+        rows, no_player = (
+            self._exploiter_envs(i),
+            torch.zeros_like(done[self._exploiter_envs(i)], dtype=torch.int64),
+        )
+        sums = outcomes(returns[:, rows], done[rows], no_player, self.policy.exploited_seat, 1)
+        self.exploiters[i].results.update(sums)
+        wins, draws, games, _ = sums.sum((1, 2)).tolist()
         return (wins + draws / 2) / games if games else math.nan
 
-    def _rows_of(self, i: int) -> slice:
+    def _exploiter_envs(self, i: int) -> slice:
         """Returns the indices of an exploiter's envs."""
         return slice(i * self.policy.n_exploited, (i + 1) * self.policy.n_exploited)
 
@@ -480,15 +485,15 @@ class League(Part):
             progress (float): progress of the run, from 0 to 1.
         """
         for i, exploiter in enumerate(self.exploiters):
-            exploiter.learn(batch[self._rows_of(i)], progress)
+            exploiter.learn(batch[self._exploiter_envs(i)], progress)
 
-    def _due(self, frames: int) -> bool:
+    def _snapshot_is_due(self, frames: int) -> bool:
         every, at = self.settings.snapshot_every, self.settings.snapshot_at
         if every is None or frames - self.stored_at >= every:
             return every is not None
         if at is None or self.matches is None:
             return False
-        return bool((self.results.overall[self._candidates()] >= at).all())
+        return bool((self.results.overall[self._candidate_mask()] >= at).all())
 
     # -------------------------------------------------------------------------------------- state
 
@@ -519,6 +524,6 @@ class League(Part):
         for i, own in enumerate(self.slots):
             if own is not None:
                 networks = self.pool.read(own.name, own.sha256)
-                self._load(i, own.name, networks)
-                self.payoffs.register(own.name, with_networks(self._live, networks))
-        self._match()
+                self._load_into_slot(i, own.name, networks)
+                self.payoffs.register(own.name, with_networks(self._learning_policy, networks))
+        self._update_probabilities()

@@ -195,7 +195,7 @@ def by_seat(totals: Mapping[str, Tensor], seats: Sequence[Mapping[str, Sequence[
     return torch.stack(found)  # type: ignore[arg-type]
 
 
-_WON = 0.7
+_TARGET_WIN_RATE = 0.7
 """Default win rate at which an exploiter is stored."""
 
 
@@ -239,7 +239,7 @@ class Exploiter:
 
     def done(self, frames: int) -> bool:
         """Returns whether the exploiter has reached its target win rate or its number of frames."""
-        won = _WON if self.settings.snapshot_at is None else self.settings.snapshot_at
+        won = _TARGET_WIN_RATE if self.settings.snapshot_at is None else self.settings.snapshot_at
         every = cast(int, self.settings.snapshot_every)
         return frames - self.began_at >= every or bool(self.results.overall[0] >= won)
 
@@ -270,7 +270,7 @@ def copy_in_place(own: OnPolicyLearner, other: OnPolicyLearner) -> None:
 
     Tensors keep their addresses, so recorded graphs remain valid.
     """
-    for mine, theirs in zip(_tensors(own), _tensors(other)):
+    for mine, theirs in zip(_parameters_and_buffers(own), _parameters_and_buffers(other)):
         mine.copy_(theirs)
     steps = own.optimizer, other.optimizer
     parameters = ([p for group in one.param_groups for p in group["params"]] for one in steps)
@@ -283,5 +283,5 @@ def copy_in_place(own: OnPolicyLearner, other: OnPolicyLearner) -> None:
     own.critic_states = {name: value.clone() for name, value in other.critic_states.items()}
 
 
-def _tensors(learner: nn.Module) -> list[Tensor]:
+def _parameters_and_buffers(learner: nn.Module) -> list[Tensor]:
     return [*learner.parameters(), *learner.buffers()]

@@ -16,9 +16,9 @@ __all__ = ["Leaves", "described", "leaves_of", "live_leaves", "load_actors", "pa
 
 Leaves = dict[str, Tensor]
 _STATISTICS = ("running_mean", "running_mean_sq", "debiasing_term", "count", "mean", "variance")
-_HEADS = {"actors": "actor", "optimizer": "optimizer", "targets": None, "_extra_state": None}
-_ACTING = ("actors.", "observation_norms.")  # what a policy needs
-_MOMENTS = {"means", "squares", "steps"}
+_PART_BY_HEAD = {"actors": "actor", "optimizer": "optimizer", "targets": None, "_extra_state": None}
+_POLICY_PREFIXES = ("actors.", "observation_norms.")  # what a policy needs
+_MOMENT_KEYS = {"means", "squares", "steps"}
 
 
 def part_of(name: str) -> str | None:
@@ -38,7 +38,7 @@ def part_of(name: str) -> str | None:
         return "normalization"
     if head == "actors" and last in ("epsilon", "sigma"):  # exploration follows the new schedule
         return None
-    return _HEADS.get(head, "critic")
+    return _PART_BY_HEAD.get(head, "critic")
 
 
 def leaves_of(states: Iterable[Mapping[str, Any]]) -> Leaves:
@@ -46,14 +46,14 @@ def leaves_of(states: Iterable[Mapping[str, Any]]) -> Leaves:
     found: Leaves = {}
     for i, state in enumerate(states):
         found |= {name: x for name, x in state.items() if isinstance(x, Tensor)}
-        found |= _moments(i, state)
+        found |= _optimizer_moments(i, state)
     return {name: x for name, x in found.items() if part_of(name) is not None}
 
 
-def _moments(i: int, state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+def _optimizer_moments(i: int, state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
     """Yields the moments of the optimizers in a learner's state, by name."""
     for name, own in state.get("_extra_state", {}).items():
-        if name == "optimizer" or (isinstance(own, Mapping) and own.keys() == _MOMENTS):
+        if name == "optimizer" or (isinstance(own, Mapping) and own.keys() == _MOMENT_KEYS):
             inner = own["state"] if name == "optimizer" else own
             yield from ((f"optimizer.{i}.{name}.{key}", x) for key, x in leaves(inner))
 
@@ -73,7 +73,7 @@ def load_actors(
         ConfigError: a leaf does not fit; nothing is copied.
     """
     given, own = (
-        {name: x for name, x in found.items() if name.startswith(_ACTING)}
+        {name: x for name, x in found.items() if name.startswith(_POLICY_PREFIXES)}
         for found in (leaves_of(states), live_leaves(learners))
     )
     given = {name: x for name, x in given.items() if part_of(name) is not None}
@@ -95,10 +95,10 @@ def load_actors(
 
 def live_leaves(learners: Iterable[Any]) -> Leaves:
     """Returns the tensors of learners that a checkpoint holds, not copied."""
-    return leaves_of(_state_of(learner) for learner in learners)
+    return leaves_of(_live_state(learner) for learner in learners)
 
 
-def _state_of(learner: Any) -> Mapping[str, Any]:
+def _live_state(learner: Any) -> Mapping[str, Any]:
     if isinstance(learner, torch.nn.Module):
         return learner.state_dict(keep_vars=True)
     found: Mapping[str, Any] = learner.state_dict()

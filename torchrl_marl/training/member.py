@@ -161,11 +161,11 @@ class Member:
         assert config.folder is not None
         self.folder = Path(config.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._kept = RunFolder(self.folder)
+        self._run_folder = RunFolder(self.folder)
         # The path is not stored, since a population's folder may be moved.
         self.config = dataclasses.replace(config, folder=None)
         self.begun, self.idle = begun, False
-        self._config_is_old = False
+        self._config_is_outdated = False
         self.summary: dict[str, Any] = {}
         self.agent_frames = 0
         self.evaluated: tuple[int, dict[str, float]] | None = None
@@ -189,10 +189,10 @@ class Member:
         """Records changed settings of the member's learner."""
         learner = with_settings(self.config.learner, settings)
         self.config = dataclasses.replace(self.config, learner=learner)
-        self._config_is_old = True  # written together with the next checkpoint
+        self._config_is_outdated = True  # written together with the next checkpoint
 
     def _write_config(self) -> None:
-        self._config_is_old = False
+        self._config_is_outdated = False
         with whole_file(self.folder / "config.yaml") as file:
             file.write(signed_yaml(self.config))
 
@@ -282,7 +282,7 @@ class Member:
         keep = self.config.checkpoint.keep
         path = save_checkpoint(self.folder, own["iteration"], own, keep)
         set_aside_later(path)
-        if self._config_is_old:
+        if self._config_is_outdated:
             self._write_config()
 
     def end(self, now: Progress) -> None:
@@ -296,4 +296,4 @@ class Member:
         """Closes tables and loggers; releases the folder."""
         if hasattr(self, "recorder") and not self.idle:
             self.recorder.close()
-        self._kept.release()
+        self._run_folder.release()

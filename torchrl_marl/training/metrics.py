@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 # Number of steps with rewards after which a group can be recognized as a zero-sum game.
-_ENOUGH = 10
+_MIN_REWARDED_STEPS = 10
 
 
 class EpisodeTracker:
@@ -61,16 +61,16 @@ class EpisodeTracker:
         self._births = Births(team.groups)
         # To detect zero-sum games: numbers of steps with rewards, and with a sum other than 0.
         several = [name for name, group in team.groups.items() if group.n_agents > 1]
-        self._rewarded = {name: torch.zeros(2, dtype=torch.int64) for name in several}
+        self._reward_counts = {name: torch.zeros(2, dtype=torch.int64) for name in several}
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
         """Returns means over the episodes that ended in a batch ``[E, T]``; NaN if none ended."""
         batch = batch.flatten(0, -2) if batch.ndim > 2 else batch
         done = batch.get(("next", "done")).reshape(*batch.shape)
         born = self._births.update(batch)
-        for name, counts in self._rewarded.items():
-            found = self._look_for_games(self.team.groups[name], batch)
-            self._rewarded[name] = counts.to(found.device) + found
+        for name, counts in self._reward_counts.items():
+            found = self._count_zero_sum_steps(self.team.groups[name], batch)
+            self._reward_counts[name] = counts.to(found.device) + found
         known = done & batch.get(("collector", "episode_known"), torch.ones_like(done))
         means, ended = {}, []
         series = {}
@@ -78,12 +78,12 @@ class EpisodeTracker:
             series[f"{name}/episode_reward"] = group_reward(group, batch, born.get(name))
             series[f"{name}/episode_length"] = torch.ones(batch.shape, device=done.device)
         for name, value in series.items():
-            totals = self.sums[name] = self._totals(name, value, done, batch)
+            totals = self.sums[name] = self._running_totals(name, value, done, batch)
             group = self.team.groups[name.rpartition("/")[0]]
-            ends = _of_learner(batch, group, known)
+            ends = _learner_episode_ends(batch, group, known)
             if (there := born.get(group.name)) is not None:
                 ends = ends & there.any(-1)  # in the other episodes the group had no agents
-            means[name] = self._mean(totals, ends)
+            means[name] = self._mean_over_episodes(totals, ends)
             if name.endswith("/episode_reward"):
                 ended.append(totals * group.n_agents)
                 self.episodes[0][group.name] = totals
@@ -92,7 +92,9 @@ class EpisodeTracker:
             self.returns = torch.stack(ended).sum(0) / self.team.n_agents, done
         return means
 
-    def _totals(self, name: str, value: Tensor, done: Tensor, batch: TensorDictBase) -> Tensor:
+    def _running_totals(
+        self, name: str, value: Tensor, done: Tensor, batch: TensorDictBase
+    ) -> Tensor:
         """Returns the sum of a value over the running episode up to each step, ``[E, T]``."""
         # If rows do not continue those of the last batch, the collector provides the sums.
         if (sums := batch.get(("collector", name), None)) is not None:
@@ -101,7 +103,7 @@ class EpisodeTracker:
         totals, self._running[name] = _episode_sums(value, done, start)
         return totals
 
-    def _mean(self, totals: Tensor, done: Tensor) -> Tensor:
+    def _mean_over_episodes(self, totals: Tensor, done: Tensor) -> Tensor:
         if self.n_members == 1:
             own = torch.where(done, totals, 0.0).sum(), done.sum()
             total, count = current().sum_all(own)
@@ -109,7 +111,7 @@ class EpisodeTracker:
         totals, done = (x.reshape(self.n_members, -1) for x in (totals, done))
         return torch.where(done.any(-1), masked_mean(totals, done, -1), torch.nan)
 
-    def _look_for_games(self, group: GroupSpec, batch: TensorDictBase) -> Tensor:
+    def _count_zero_sum_steps(self, group: GroupSpec, batch: TensorDictBase) -> Tensor:
         """Counts the steps with rewards, and the steps in which rewards do not sum to 0."""
         reward = batch.get(("next", group.reward_key))
         if reward.ndim == batch.ndim + 1:  # one reward for all agents
@@ -125,11 +127,11 @@ class EpisodeTracker:
         A group is decided after 10 steps with rewards, or after rewards that do not add up to zero.
         A call waits for the device as long as a group is undecided.
         """
-        for name, counts in list(self._rewarded.items()):
+        for name, counts in list(self._reward_counts.items()):
             rewarded, unequal = counts.tolist()
-            if unequal or rewarded >= _ENOUGH:
-                del self._rewarded[name]
-            if rewarded >= _ENOUGH and not unequal:
+            if unequal or rewarded >= _MIN_REWARDED_STEPS:
+                del self._reward_counts[name]
+            if rewarded >= _MIN_REWARDED_STEPS and not unequal:
                 warnings.warn(
                     f"group {name!r}: in each of {rewarded} steps its agents' rewards add up to "
                     "0, as in a zero-sum game, so that the group's return is always 0; put each "
@@ -157,7 +159,7 @@ class EpisodeTracker:
         self._running = {key: x for key, x in state.items() if not key.endswith("/born")}
 
 
-def _of_learner(batch: TensorDictBase, group: GroupSpec, done: Tensor) -> Tensor:
+def _learner_episode_ends(batch: TensorDictBase, group: GroupSpec, done: Tensor) -> Tensor:
     """Returns the ends of the episodes in which the learning policy controls agents of a group."""
     learns = batch.get(group.key("learns"), None)
     return done if learns is None else done & learns.any(-1)

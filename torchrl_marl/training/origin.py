@@ -41,16 +41,16 @@ __all__ = [
 ]
 
 # Settings that may change when a run is resumed: for length, evaluation, logging ...
-_FREE = ("total_frames", "stop_at_return", "evaluation.", "checkpoint.", "logging.")
+_RESUMABLE_SETTINGS = ("total_frames", "stop_at_return", "evaluation.", "checkpoint.", "logging.")
 # ... and for devices, execution and placement.
-_PLACES = ("device", "threads", "execution", "distributed.")
-_SHARDS = ("distributed.collectors", "distributed.overlap")  # must not change
+_PLACEMENT_SETTINGS = ("device", "threads", "execution", "distributed.")
+_SHARD_SETTINGS = ("distributed.collectors", "distributed.overlap")  # must not change
 # Addresses and timeouts of external simulators.
-_LISTENER = tuple(
+_CONNECTION_SETTINGS = tuple(
     f"env.kwargs.{name}"
     for name in ("host", "port", "token_file", "tls_", "grace", "idle_timeout", "patience", "max_")
 )
-_MOST = 5  # largest number of differences in a message
+_MAX_DIFFERENCES = 5  # largest number of differences in a message
 _ABSENT: Any = object()
 
 
@@ -79,7 +79,7 @@ def made_by(config: TrainConfig) -> dict[str, Any]:
     settings = plain(dataclasses.asdict(config))
     return {
         "settings": None if settings is UNFIT else settings,
-        "versions": _versions(config.env.library),
+        "versions": _package_versions(config.env.library),
     }
 
 
@@ -112,12 +112,16 @@ def differences(before: TrainConfig, now: TrainConfig) -> list[Difference]:
         before (TrainConfig): settings of the run so far.
         now (TrainConfig): settings to resume with.
     """
-    old, new = _flat(before), _flat(now)
-    free = (*_FREE, *_PLACES, *(_LISTENER if now.env.has_clients else ()))
+    old, new = _flatten_config(before), _flatten_config(now)
+    free = (
+        *_RESUMABLE_SETTINGS,
+        *_PLACEMENT_SETTINGS,
+        *(_CONNECTION_SETTINGS if now.env.has_clients else ()),
+    )
     found = []
     for key in {**old, **new}:
         one, other = old.get(key, _ABSENT), new.get(key, _ABSENT)
-        fixed = key in _SHARDS or not key.startswith(free)
+        fixed = key in _SHARD_SETTINGS or not key.startswith(free)
         if fixed and one != other and not (one in ({}, _ABSENT) and other in ({}, _ABSENT)):
             found.append(Difference(key, one, other))
     return found
@@ -131,14 +135,14 @@ def in_words(found: Sequence[Difference], path: Path, file: TrainConfig | None =
         path (Path): ``config.yaml`` of the run.
         file (TrainConfig, optional): settings in that file, without overrides.
     """
-    own = None if file is None else _flat(file)
+    own = None if file is None else _flatten_config(file)
     words: list[str] = []
-    for one in found[:_MOST]:
+    for one in found[:_MAX_DIFFERENCES]:
         given = own is not None and own.get(one.key, _ABSENT) != one.now
-        now = f"{_word(one.now)} is asked for" if given else f"is {_word(one.now)}"
+        now = f"{_show_value(one.now)} is asked for" if given else f"is {_show_value(one.now)}"
         when = " when this run was made" * (not words)
         where = f" in {str(path)!r}" * (not given and not any(str(path) in own for own in words))
-        words.append(f"{one.key} was {_word(one.before)}{when} and {now}{where}")
+        words.append(f"{one.key} was {_show_value(one.before)}{when} and {now}{where}")
     more = len(found) - len(words)
     return ", ".join(words) + f", and {more} more differ" * bool(more)
 
@@ -161,11 +165,11 @@ def check_unchanged(before: TrainConfig, now: TrainConfig, file: TrainConfig, pa
     )  # the run may have been moved
     if not found:
         return
-    (first, *others), own = found, _flat(file)
+    (first, *others), own = found, _flatten_config(file)
     fix = "put those back"
     if not others and first.before is not _ABSENT:
         in_file = own.get(first.key, _ABSENT) == first.now
-        fix = f"put {_word(first.before)} back" if in_file else f"leave {first.key} out"
+        fix = f"put {_show_value(first.before)} back" if in_file else f"leave {first.key} out"
     raise ConfigError(
         f"{in_words(found, path, file)}: a resumed run keeps its settings, except "
         "total_frames, stop_at_return, evaluation.*, checkpoint.*, logging.*, device, threads, "
@@ -185,7 +189,7 @@ def warn_of_versions(state: Mapping[str, Any], path: Path) -> None:
     before = record.get("versions") if isinstance(record, Mapping) else None
     if not isinstance(before, Mapping):
         return
-    now = {name: _version(name) for name in before if isinstance(name, str)}
+    now = {name: _package_version(name) for name in before if isinstance(name, str)}
     other = [
         f"{name} {before[name]} (here {now[name]})" for name in now if now[name] != before[name]
     ]
@@ -197,24 +201,24 @@ def warn_of_versions(state: Mapping[str, Any], path: Path) -> None:
         )
 
 
-def _flat(config: TrainConfig) -> dict[str, Any]:
+def _flatten_config(config: TrainConfig) -> dict[str, Any]:
     """Returns settings by dotted name; NaN is replaced by a value that equals itself."""
     found = flatten(dataclasses.asdict(config))
     plainly = {key: plain(value) for key, value in found.items()}
     return {key: "nan" if value != value else value for key, value in plainly.items()}
 
 
-def _word(value: Any) -> str:
+def _show_value(value: Any) -> str:
     return "not given" if value is _ABSENT else shown(value)
 
 
-def _versions(library: str) -> dict[str, str | None]:
+def _package_versions(library: str) -> dict[str, str | None]:
     """Returns the versions of the packages that affect a run, by name."""
     names = ["torchrl_marl", "torch", "torchrl", "tensordict"]
     simulator = library.partition(":")[0].partition(".")[0]
-    if not _is_without_package(library, simulator) and _version(simulator) is not None:
+    if not _is_without_package(library, simulator) and _package_version(simulator) is not None:
         names.append(simulator)
-    return {name: _version(name) for name in names}
+    return {name: _package_version(name) for name in names}
 
 
 def _is_without_package(library: str, simulator: str) -> bool:
@@ -226,7 +230,7 @@ def _is_without_package(library: str, simulator: str) -> bool:
 
 
 @functools.cache
-def _version(name: str) -> str | None:
+def _package_version(name: str) -> str | None:
     if name == "torchrl_marl":
         return __version__
     try:
@@ -237,10 +241,10 @@ def _version(name: str) -> str | None:
 
 SIGNATURE = "world.signature"
 """File with the user's signatures of a run's environment and addresses."""
-_COMMENT = "# signature "
-_HERE = ("127.0.0.1", "localhost", "::1")
-_FILES = ("token_file", "tls_certificate", "tls_key")
-_TRUST = (
+_SIGNATURE_PREFIX = "# signature "
+_LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
+_FILE_ARGUMENTS = ("token_file", "tls_certificate", "tls_key")
+_TRUST_HINT = (
     "if you trust it, add --trust (in Python: trust=True, or the context "
     "torchrl_marl.runtime.trust.trusting())"
 )
@@ -271,25 +275,27 @@ def named_by(config: TrainConfig) -> list[Named]:
     found = []
     code = external_code(config.env)
     if code is not None:
-        found.append(_code(code))
+        found.append(_named_environment(code))
     for one in config.callbacks:
         place = one.rpartition(":")[0]
         if place != "<object>":  # given by the caller
-            found.append(_callback(code_at(place)))
+            found.append(_named_callback(code_at(place)))
     at = config.distributed
     if at.backend == "ray" and at.address is not None:
-        found.append(_address("distributed.address", at.address, "connect to the Ray cluster"))
+        found.append(
+            _named_address("distributed.address", at.address, "connect to the Ray cluster")
+        )
     if config.env.has_clients:
         host = config.env.kwargs.get("host")
-        if host is not None and host not in _HERE:
-            found.append(_address("env.kwargs.host", host, "listen at"))
-        for name in _FILES:
+        if host is not None and host not in _LOCAL_HOSTS:
+            found.append(_named_address("env.kwargs.host", host, "listen at"))
+        for name in _FILE_ARGUMENTS:
             if file := config.env.kwargs.get(name):
-                found.append(_address(f"env.kwargs.{name}", file, f"read the {name} from"))
+                found.append(_named_address(f"env.kwargs.{name}", file, f"read the {name} from"))
     services = {"wandb": True, "mlflow": "MLFLOW_TRACKING_URI" in os.environ}
     for name in config.logging.backends:
         if services.get(name):
-            found.append(_address("logging.backends", name, "send its metrics to"))
+            found.append(_named_address("logging.backends", name, "send its metrics to"))
     return found
 
 
@@ -309,7 +315,7 @@ def check_environment(folder: Path, env: EnvConfig, trust: bool = False) -> None
     """
     code = external_code(env)
     if code is not None and not trust:
-        _refuse([_code(code)], folder / "config.yaml", f"run {str(folder)!r}")
+        _refuse_unsigned([_named_environment(code)], folder / "config.yaml", f"run {str(folder)!r}")
 
 
 def check_origin(
@@ -334,14 +340,14 @@ def check_origin(
     Raises:
         TrustError: a setting is refused; the message names it and its effect.
     """
-    own = (*given, *(["env"] if own_env or _chosen(given) else ()))
+    own = (*given, *(["env"] if own_env or _environment_is_given(given) else ()))
     named = [one for one in named_by(config) if one.key.startswith(only)]
     named = [one for one in named if one.key not in own]
     what = f"run {str(file.parent)!r}" if file.name == "config.yaml" else f"recipe {str(file)!r}"
-    _refuse(named, file, what)
+    _refuse_unsigned(named, file, what)
 
 
-def _chosen(given: Collection[str]) -> bool:
+def _environment_is_given(given: Collection[str]) -> bool:
     """Returns whether the user's overrides choose the environment."""
     return "env.library" in given or "env.name" in given
 
@@ -360,44 +366,44 @@ def sign_run(folder: Path, config: TrainConfig) -> None:
 
 def signed_yaml(config: TrainConfig) -> str:
     """Returns settings as YAML, with signatures of external code and addresses as comments."""
-    lines = (f"{_COMMENT}{one.signature}\n" for one in named_by(config))
+    lines = (f"{_SIGNATURE_PREFIX}{one.signature}\n" for one in named_by(config))
     return to_yaml(config) + "".join(lines)
 
 
-def _refuse(named: Iterable[Named], file: Path, what: str) -> None:
-    given = _signatures(file)
+def _refuse_unsigned(named: Iterable[Named], file: Path, what: str) -> None:
+    given = _read_signatures(file)
     for one in named:
         if one.is_signed(given):
             continue
         if one.key == "env":
             raise TrustError(
                 f"{what} would {one.deed} and run its code, but was not trained by you on "
-                f"this machine with that code; {_TRUST}."
+                f"this machine with that code; {_TRUST_HINT}."
             )
         raise TrustError(
             f"{what} would {one.deed} ({one.key}), but was not trained by you on this machine "
-            f"with that; give {one.key}=... yourself, or, {_TRUST}."
+            f"with that; give {one.key}=... yourself, or, {_TRUST_HINT}."
         )
 
 
-def _signatures(file: Path) -> list[str]:
+def _read_signatures(file: Path) -> list[str]:
     """Returns the signatures in a settings file, and in the signature file next to it."""
     found = []
-    for path, head in ((file.parent / SIGNATURE, ""), (file, _COMMENT)):
+    for path, prefix in ((file.parent / SIGNATURE, ""), (file, _SIGNATURE_PREFIX)):
         with contextlib.suppress(OSError, UnicodeDecodeError):
             lines = path.read_text(encoding="utf-8").splitlines()
-            found += [line.removeprefix(head) for line in lines if line.startswith(head)]
+            found += [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
     return found
 
 
-def _code(code: str) -> Named:
+def _named_environment(code: str) -> Named:
     return Named("env", f"import {code}", (b"world of a run", code.encode()))
 
 
-def _callback(code: str) -> Named:
+def _named_callback(code: str) -> Named:
     return Named("callbacks", f"import {code}", (b"callback of a run", code.encode()))
 
 
-def _address(key: str, value: object, deed: str) -> Named:
+def _named_address(key: str, value: object, deed: str) -> Named:
     parts = (b"address of a run", key.encode(), str(value).encode())
     return Named(key, f"{deed} {str(value)!r}", parts)

@@ -147,7 +147,7 @@ class Pool:
         """
         path = self.path(name)
         networks = read_player(path)
-        _check(path, sha256, "the one in the checkpoint")
+        _check_hash(path, sha256, "the one in the checkpoint")
         return networks
 
     def path(self, name: str) -> Path:
@@ -156,7 +156,7 @@ class Pool:
         Raises:
             CheckpointError: the name is not a valid file name.
         """
-        return _file_of(self.folder, name)
+        return _player_file(self.folder, name)
 
 
 class StoredPlayer(NamedTuple):
@@ -189,7 +189,7 @@ def stored_players(folder: Path) -> list[StoredPlayer]:
         with path.open(newline="", encoding="utf-8") as file:
             rows = [row for row in csv.DictReader(file) if row["sha256"]]
         found = [
-            StoredPlayer(_file_of(folder, row["player"]), int(row["frames"]), row["kind"])
+            StoredPlayer(_player_file(folder, row["player"]), int(row["frames"]), row["kind"])
             for row in rows
         ]
     except CheckpointError:
@@ -203,11 +203,11 @@ def stored_players(folder: Path) -> list[StoredPlayer]:
             raise CheckpointError(
                 f"player {str(one.path)!r} is listed in {TABLE}, but missing; restore the file."
             )
-        _check(one.path, row["sha256"], f"the one in {TABLE}")
+        _check_hash(one.path, row["sha256"], f"the one in {TABLE}")
     return found
 
 
-def _file_of(folder: Path, name: str) -> Path:
+def _player_file(folder: Path, name: str) -> Path:
     fault = fault_of(name, plain=True)
     if fault is not None:
         raise CheckpointError(
@@ -221,7 +221,7 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _check(path: Path, sha256: str, expected: str) -> None:
+def _check_hash(path: Path, sha256: str, expected: str) -> None:
     if _sha256(path) != sha256:
         raise CheckpointError(
             f"player {str(path)!r} was changed: its SHA-256 differs from "

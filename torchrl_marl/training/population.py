@@ -83,13 +83,15 @@ def learners_of_members(
     )
     for i, own in enumerate(members_of(config)):
         with RandomState(own.seed, device).active():
-            alone = _alone(own, team, device)
+            alone = _build_single_learners(own, team, device)
         for learner, one in zip(learners, alone):
             rows_of(learner, one).write(i)
     return learners
 
 
-def _alone(config: TrainConfig, team: TeamSpec, device: torch.device) -> list[OnPolicyLearner]:
+def _build_single_learners(
+    config: TrainConfig, team: TeamSpec, device: torch.device
+) -> list[OnPolicyLearner]:
     """Builds the learners of an ordinary run."""
     return build_learners(  # type: ignore[return-value]
         team, config.learner, config.groups, device=device
@@ -134,8 +136,8 @@ class Population:
         self.members = [Member(own) for own in self.configs]
         self.stopping = StopAtReturn(config)
         self.own_metrics: Sequence[str] = ()
-        self._reported: set[int] = set()
-        self._view: MemberPolicy | None = None
+        self._reported_members: set[int] = set()
+        self._member_policy: MemberPolicy | None = None
         folders = [member.folder for member in self.members]
         self.run = PopulationRun(folder.path, config, folders)
 
@@ -154,14 +156,14 @@ class Population:
 
     def alone(self, i: int = 0) -> list[OnPolicyLearner]:
         """Builds the learners of an ordinary run that has a member's settings."""
-        return _alone(self.configs[i], self.team, self.device)
+        return _build_single_learners(self.configs[i], self.team, self.device)
 
     def policy_of(self, member: int = 0) -> Any:
         """Returns a policy with the networks of a member, which the next call overwrites."""
-        if self._view is None:
+        if self._member_policy is None:
             with RandomState(0, self.device).active():
-                self._view = MemberPolicy(self.learners, self.alone())
-        return self._view.read(member)
+                self._member_policy = MemberPolicy(self.learners, self.alone())
+        return self._member_policy.read(member)
 
     # ------------------------------------------------------------------------------- evaluation
 
@@ -287,19 +289,19 @@ class Population:
         return torch.stack([learner.diverged for learner in self.learners]).any(0).cpu()
 
     def _report_diverged(self, frames: int) -> None:
-        for i in sorted(set(self.diverged().nonzero().flatten().tolist()) - self._reported):
-            self._reported.add(i)
+        for i in sorted(set(self.diverged().nonzero().flatten().tolist()) - self._reported_members):
+            self._reported_members.add(i)
             print_message(
-                f"member {self._name_of(i)} is frozen from {frames:,} frames "
+                f"member {self._member_name(i)} is frozen from {frames:,} frames "
                 "on: its gradients became NaN or infinite; the others continue"
             )
 
-    def _name_of(self, i: int) -> str:
+    def _member_name(self, i: int) -> str:
         return self.members[i].folder.relative_to(self.folder.path).as_posix()
 
     def take_settings(self) -> None:
         """Takes over the learners' current settings, to be written with the next checkpoint."""
-        self._reported &= set(self.diverged().nonzero().flatten().tolist())
+        self._reported_members &= set(self.diverged().nonzero().flatten().tolist())
         settings = self.learners[0].settings
         for i, member in enumerate(self.members):
             names = self.config.population.bounds()
@@ -313,7 +315,7 @@ class Population:
     def replace(self, i: int, config: TrainConfig, begun: Progress) -> None:
         """Replaces a member by a new one with other settings."""
         self.configs[i], self.members[i] = config, Member(config, begun)
-        self._reported.discard(i)
+        self._reported_members.discard(i)
 
     def rating(self) -> MemberRating:
         """Returns a :class:`MemberRating` for games between members."""
@@ -385,6 +387,6 @@ class Population:
             member.summary, member.agent_frames = dict(own["summary"]), own["agent_frames"]
             evaluated = own["evaluated"]
             member.evaluated = None if evaluated is None else (evaluated[0], evaluated[1])
-        self._reported = set(self.diverged().nonzero().flatten().tolist())
+        self._reported_members = set(self.diverged().nonzero().flatten().tolist())
         if self.config.evolution.method != "none":
             self.take_settings()

@@ -24,7 +24,7 @@ from torchrl_marl.training.interruption import terminable
 __all__ = ["joined", "on_rank_zero", "open_run_folder", "resolve_config"]
 
 Found = TypeVar("Found")
-_PATIENCE, _PATIENCE_WITH_LOST = 10.0, 2.0
+_LEAVE_TIMEOUT, _LEAVE_TIMEOUT_AFTER_LOSS = 10.0, 2.0
 """Seconds that the first rank waits for the others at the end."""
 
 
@@ -46,16 +46,16 @@ def joined(config: TrainConfig) -> Iterator[SingleProcess]:
     if place() is None:
         yield SINGLE_PROCESS
         return
-    ranks, patience = Ranks.start(_device(config.device)), _PATIENCE
+    ranks, patience = Ranks.start(_rank_device(config.device)), _LEAVE_TIMEOUT
     with terminable():
         try:
-            with _quiet(ranks):
+            with _silence_other_ranks(ranks):
                 yield ranks
         except Exception as error:
-            if _is_lost(error):
+            if _is_lost_connection(error):
                 _ignore_sigterm()
-                patience = _PATIENCE_WITH_LOST
-            _end_all(ranks, error)
+                patience = _LEAVE_TIMEOUT_AFTER_LOSS
+            _end_this_rank(ranks, error)
         finally:
             ranks.leave(patience)
 
@@ -89,7 +89,7 @@ def resolve_config(
         RANKS.check(config)
     config = with_shards(config, ranks.size)
     check_ranks(config, ranks.size, own_env=own_env)
-    return dataclasses.replace(config, device=_device(config.device))
+    return dataclasses.replace(config, device=_rank_device(config.device))
 
 
 def open_run_folder(ranks: SingleProcess, make: Callable[[], RunFolder]) -> RunFolder:
@@ -107,13 +107,17 @@ def on_rank_zero(ranks: SingleProcess, work: Callable[[], Found]) -> Found:
     return ranks.broadcast(work() if ranks.rank == 0 else None)
 
 
-def _device(device: str) -> str:
-    here = place()
-    return f"cuda:{here.local_rank}" if here is not None and device.startswith("cuda") else device
+def _rank_device(device: str) -> str:
+    rank_place = place()
+    return (
+        f"cuda:{rank_place.local_rank}"
+        if rank_place is not None and device.startswith("cuda")
+        else device
+    )
 
 
 @contextlib.contextmanager
-def _quiet(ranks: Ranks) -> Iterator[None]:
+def _silence_other_ranks(ranks: Ranks) -> Iterator[None]:
     """Silences the terminal on all ranks but the first."""
     if ranks.rank == 0:
         yield
@@ -126,10 +130,10 @@ def _quiet(ranks: Ranks) -> Iterator[None]:
         yield
 
 
-def _end_all(ranks: Ranks, error: Exception) -> NoReturn:
+def _end_this_rank(ranks: Ranks, error: Exception) -> NoReturn:
     """Ends this rank, with a message if it is the first to fail."""
     name, code = f"rank {ranks.rank} of {ranks.size}", 2 if isinstance(error, UserError) else 1
-    lost = _is_lost(error)
+    lost = _is_lost_connection(error)
     try:
         first = ranks.report_failure(f"{name}\n{2 if lost else code}")
     except dist.DistError:  # the rank that holds the store has ended
@@ -139,7 +143,7 @@ def _end_all(ranks: Ranks, error: Exception) -> NoReturn:
     if lost:
         raise RankError(
             f"{name}: another rank has ended, or has not answered for 5 minutes; "
-            f"{_how_to_go_on(ranks.folder)}"
+            f"{_resume_hint(ranks.folder)}"
         ) from error
     if isinstance(error, UserError):
         raise RankError(f"{name}: {error}") from error
@@ -147,12 +151,12 @@ def _end_all(ranks: Ranks, error: Exception) -> NoReturn:
     raise error
 
 
-def _is_lost(error: Exception) -> bool:
+def _is_lost_connection(error: Exception) -> bool:
     """Returns whether the error is a lost connection to another rank."""
     return isinstance(error, dist.DistError) or "gloo" in str(error).lower()
 
 
-def _how_to_go_on(folder: Path | None) -> str:
+def _resume_hint(folder: Path | None) -> str:
     if folder is None:
         return "start again once all ranks can be reached."
     saved = sorted((folder / "checkpoints").glob("iteration_*.pt"))

@@ -50,9 +50,9 @@ class CsvTable:
         self.path, self.grows = path, False
         self.columns: list[str] = []
         if keep_iterations is not None and path.exists():
-            self._cut_back(keep_iterations)
+            self._drop_later_rows(keep_iterations)
 
-    def _cut_back(self, iterations: int) -> None:
+    def _drop_later_rows(self, iterations: int) -> None:
         columns, rows = self._read()
         if rows and "iteration" not in columns:
             raise CheckpointError(
@@ -95,16 +95,16 @@ class CsvTable:
         new = [name for name in row if name not in columns] if self.grows else []
         if new:
             columns = [*columns, *new]
-            self._widen(columns)
+            self._add_columns(columns)
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, columns, extrasaction="ignore")
         if not self.columns:
             writer.writeheader()
-        writer.writerow({key: _cell(value) for key, value in row.items()})
+        writer.writerow({key: _format_cell(value) for key, value in row.items()})
         append(self.path, text.getvalue())
         self.columns = columns
 
-    def _widen(self, columns: list[str]) -> None:
+    def _add_columns(self, columns: list[str]) -> None:
         """Writes the table again with more columns, which are empty in earlier rows."""
         _, rows = self._read()
         with whole_file(self.path, newline="") as file:
@@ -113,7 +113,7 @@ class CsvTable:
             writer.writerows(rows)
 
 
-def _cell(value: Any) -> Any:
+def _format_cell(value: Any) -> Any:
     if isinstance(value, float):
         return "" if math.isnan(value) else f"{value:.6g}"
     return value
@@ -156,7 +156,9 @@ class Recorder:
             if self._loggers.backends:
                 self._loggers.log_settings(flatten(dataclasses.asdict(config)))
         shows = writes and not done and config.logging.progress
-        self._bar = progress_bar(f"seed {config.seed}", config.total_frames, frames, shows=shows)
+        self._progress_bar = progress_bar(
+            f"seed {config.seed}", config.total_frames, frames, shows=shows
+        )
 
     def iteration(self, row: Mapping[str, Any], returns: Sequence[float]) -> None:
         """Writes the row of an iteration, and shows the groups' returns."""
@@ -166,8 +168,8 @@ class Recorder:
         self._metrics.write(row)
         self._loggers.log(row, frames)
         values = ("-" if math.isnan(value) else f"{value:.2f}" for value in returns)
-        self._bar.set_postfix_str(f"return {', '.join(values)}", refresh=False)
-        self._bar.update(frames - self._bar.n)
+        self._progress_bar.set_postfix_str(f"return {', '.join(values)}", refresh=False)
+        self._progress_bar.update(frames - self._progress_bar.n)
 
     def evaluation(self, progress: Mapping[str, Any], result: Mapping[str, float]) -> None:
         """Writes the row of an evaluation, with the progress at that time."""
@@ -204,15 +206,15 @@ class Recorder:
 
     def working(self, what: str) -> None:
         """Shows in the progress bar which slow work is being done, such as a compilation."""
-        self._bar.set_postfix_str(what)
+        self._progress_bar.set_postfix_str(what)
 
     def close_bar(self) -> None:
         """Closes the progress bar."""
-        self._bar.close()
+        self._progress_bar.close()
 
     def close(self) -> None:
         """Closes the progress bar and the loggers."""
-        self._bar.close()
+        self._progress_bar.close()
         if self._writes:
             self._loggers.close()
 
@@ -280,7 +282,7 @@ def open_backend(name: str, config: LoggingConfig, folder: Path) -> Backend:
     if importlib.util.find_spec(name) is None:
         raise MissingExtraError(name, "log")
     path = folder / "loggers.json"
-    known = _known_names(path)
+    known = _read_run_ids(path)
     try:
         backend, run_id = BACKENDS[name](config, folder, known.get(name))
     except Exception as error:
@@ -300,7 +302,7 @@ def _current_name(column: str) -> str:
     return "diverged" if column == "sick" else re.sub("^door/", "server/", column)
 
 
-def _known_names(path: Path) -> dict[str, str]:
+def _read_run_ids(path: Path) -> dict[str, str]:
     """Returns the run's id in each backend."""
     if not path.is_file():
         return {}
@@ -433,10 +435,10 @@ class _MlflowRun:
         from mlflow.entities import Param
 
         known = self._client.get_run(self.run_id).data.params
-        texts = {name: str(value)[:_LONGEST] for name, value in settings.items()}
+        texts = {name: str(value)[:_MAX_TEXT] for name, value in settings.items()}
         new = [Param(name, value) for name, value in texts.items() if name not in known]
-        for i in range(0, len(new), _AT_ONCE):
-            self._client.log_batch(self.run_id, params=new[i : i + _AT_ONCE])
+        for i in range(0, len(new), _MAX_BATCH):
+            self._client.log_batch(self.run_id, params=new[i : i + _MAX_BATCH])
         # MLflow does not let a parameter change, as `total_frames` does when a run is resumed.
         for name, value in texts.items():
             if known.get(name, value) != value:
@@ -447,7 +449,7 @@ class _MlflowRun:
     ) -> None:
         self.log_metrics({f"summary/{name}": number for name, number in numbers.items()}, step)
         for name, text in texts.items():
-            self._client.set_tag(self.run_id, f"summary.{name.replace('/', '.')}", text[:_LONGEST])
+            self._client.set_tag(self.run_id, f"summary.{name.replace('/', '.')}", text[:_MAX_TEXT])
 
     def log_picture(self, name: str, path: Path, step: int) -> None:
         self._client.log_artifact(self.run_id, str(path), name)
@@ -456,7 +458,7 @@ class _MlflowRun:
         self._client.set_terminated(self.run_id)
 
 
-_AT_ONCE, _LONGEST = 100, 500
+_MAX_BATCH, _MAX_TEXT = 100, 500
 """Largest number of parameters in a request to MLflow, and length of their values."""
 
 
@@ -489,8 +491,8 @@ class Loggers:
 
     def log(self, metrics: Mapping[str, Any], frames: int) -> None:
         """Logs all metrics with finite values."""
-        finite = _finite(metrics)
-        self._each(lambda backend: backend.log_metrics(finite, step=frames))
+        finite = _finite_numbers(metrics)
+        self._call_each(lambda backend: backend.log_metrics(finite, step=frames))
 
     def log_settings(self, settings: Mapping[str, Any]) -> None:
         """Logs the settings of a run, as numbers and texts."""
@@ -498,27 +500,27 @@ class Loggers:
             name: value if isinstance(value, (int, float, str)) else shown(value)
             for name, value in settings.items()
         }
-        self._each(lambda backend: backend.log_settings(found))
+        self._call_each(lambda backend: backend.log_settings(found))
 
     def log_summary(self, summary: Mapping[str, Any], frames: int) -> None:
         """Logs the numbers and the texts of a summary."""
-        numbers = _finite(summary)
+        numbers = _finite_numbers(summary)
         texts = {name: value for name, value in summary.items() if isinstance(value, str)}
-        self._each(lambda backend: backend.log_summary(numbers, texts, frames))
+        self._call_each(lambda backend: backend.log_summary(numbers, texts, frames))
 
     def log_picture(self, path: Path, frames: int) -> None:
         """Logs an animation."""
         name = "animation" if path.parent.name == "animations" else path.stem
-        self._each(lambda backend: backend.log_picture(name, path, frames))
+        self._call_each(lambda backend: backend.log_picture(name, path, frames))
 
-    def _each(self, call: Callable[[Backend], Any]) -> None:
+    def _call_each(self, call: Callable[[Backend], Any]) -> None:
         """Calls a function of each backend; those that fail are dropped."""
         for name, backend in list(self.backends.items()):
             try:
                 call(backend)
             except Exception as error:
                 del self.backends[name]
-                warnings.warn(_left_out(name, error), stacklevel=3)
+                warnings.warn(_failure_message(name, error), stacklevel=3)
 
     def close(self) -> None:
         """Flushes and closes all backends."""
@@ -527,10 +529,10 @@ class Loggers:
             try:
                 backend.shutdown()
             except Exception as error:
-                warnings.warn(_left_out(name, error), stacklevel=2)
+                warnings.warn(_failure_message(name, error), stacklevel=2)
 
 
-def _finite(values: Mapping[str, Any]) -> dict[str, float]:
+def _finite_numbers(values: Mapping[str, Any]) -> dict[str, float]:
     return {
         name: value
         for name, value in values.items()
@@ -538,7 +540,7 @@ def _finite(values: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _left_out(name: str, error: Exception) -> str:
+def _failure_message(name: str, error: Exception) -> str:
     return (
         f"logging backend {name!r} failed ({type(error).__name__}: {error}) and is not used any "
         "more; metrics.csv is complete."

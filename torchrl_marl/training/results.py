@@ -51,7 +51,7 @@ class RunResults:
         self.run.trained_on = environments.training if environments.shared else None
         self.agent_frames = 0
         self.stopping = StopAtReturn(config)
-        self._evaluated: tuple[int, Episodes] | None = None
+        self._last_evaluation: tuple[int, Episodes] | None = None
 
     def open(self, now: Progress, *, done: bool) -> None:
         """Opens the tables, without rows after ``now``, and the loggers."""
@@ -94,7 +94,7 @@ class RunResults:
         """
         if not played:
             return {}
-        self._evaluated = now.iteration, played[0]
+        self._last_evaluation = now.iteration, played[0]
         result = played[0].figures()
         add([result])
         self.recorder.evaluation(now.since(Progress()), result)
@@ -106,11 +106,11 @@ class RunResults:
 
     def known(self, iteration: int) -> dict[str, float] | None:
         """Returns the result of an evaluation in this iteration, or None."""
-        played = self._played_at(iteration)
+        played = self._evaluation_at(iteration)
         return None if played is None else played.figures()
 
-    def _played_at(self, iteration: int) -> Episodes | None:
-        at, played = self._evaluated or (None, None)
+    def _evaluation_at(self, iteration: int) -> Episodes | None:
+        at, played = self._last_evaluation or (None, None)
         return played if at == iteration else None
 
     def note(self, when: str, result: Mapping[str, float]) -> None:
@@ -148,7 +148,7 @@ class RunResults:
             measure (callable): plays episodes with sampled actions if ``evaluation.deterministic``
                 is set, else with the most likely actions. Called only for ``evaluation.both``.
         """
-        settings, played = self.config.evaluation, self._played_at(now.iteration)
+        settings, played = self.config.evaluation, self._evaluation_at(now.iteration)
         if played is not None:
             other = measure()[0] if settings.both else None
             self.run.summary |= after_training(played, other, settings.deterministic)

@@ -144,21 +144,21 @@ class Run:
             check_environment(folder, config.env, trust)
             with trusting(trust):
                 check_origin(folder / "config.yaml", config, only="env.")
-        used, state = load_latest(folder)
-        changed = _changed(state, used, config)
-        config = _in_other_env(config, settings, env) if settings else config
+        checkpoint_path, state = load_latest(folder)
+        changed = _describe_changes(state, checkpoint_path, config)
+        config = _with_env_settings(config, settings, env) if settings else config
         with RandomState(config.seed, device).active():
-            like = _own_or_new(config, env, device, num_envs=1)
-            team = TeamSpec.from_env(like)
+            example_env = _use_or_make_env(config, env, device, num_envs=1)
+            team = TeamSpec.from_env(example_env)
             if env is None:
-                like.close()
+                example_env.close()
             learners = build_learners(team, config.learner, config.groups, device=device)
         if settings:
             from torchrl_marl.training.leaves import load_actors
 
             load_actors(learners, state["learners"], settings)
         else:
-            _load(learners, state, changed)
+            _load_learners(learners, state, changed)
         actors = [actor for learner in learners for actor in learner.actors.values()]
         path = folder / "summary.json"
         try:
@@ -260,8 +260,8 @@ class Run:
         if not isinstance(seed, Integral):
             raise ConfigError(f"seed is {quoted(seed)}, expected a whole number; use seed=0.")
         paths = [self.folder / f"episode.{kind}" for kind in ("gif",) * gif + ("mp4",) * mp4]
-        num_envs, config = min(episodes, AT_ONCE), self._randomized(randomize, env)
-        with self._playing_on(
+        num_envs, config = min(episodes, AT_ONCE), self._config_with_ranges(randomize, env)
+        with self._evaluation_env(
             env, seed, num_envs, "evaluate", drawn=bool(paths), config=config
         ) as environment:
             team = TeamSpec.from_env(environment)
@@ -276,9 +276,11 @@ class Run:
                     film=film,
                 )
         if record:
-            how = dict(self.other_env)
-            how |= {} if randomize is None else {"randomize": randomize}
-            self._record({"seed": seed, "deterministic": deterministic, **how, **found.figures()})
+            conditions = dict(self.other_env)
+            conditions |= {} if randomize is None else {"randomize": randomize}
+            self._append_evaluation(
+                {"seed": seed, "deterministic": deterministic, **conditions, **found.figures()}
+            )
         return found
 
     def export(
@@ -317,14 +319,14 @@ class Run:
         players = {name: exporting.Player(own, trust=True) for name, own in folders.items()}
         seed = self.config.seed
         with (
-            self._playing_on(env, seed, 1, "export") as environment,
+            self._evaluation_env(env, seed, 1, "export") as environment,
             RandomState(seed, environment.device or "cpu").active(),
         ):
             environment.set_seed(seed + EVALUATION_SEED)
             found = exporting.check_players(environment, policy, players, steps=steps)
         return exporting.Export(folder, folders, found)
 
-    def _randomized(
+    def _config_with_ranges(
         self, randomize: Mapping[str, Any] | bool | None, env: EnvBase | None
     ) -> TrainConfig:
         """Returns the settings of an evaluation with the given ranges."""
@@ -344,12 +346,12 @@ class Run:
         )
 
     @contextlib.contextmanager
-    def _playing_on(
+    def _evaluation_env(
         self,
         env: EnvBase | None,
         seed: int,
         num_envs: int,
-        asker: str,
+        method: str,
         drawn: bool = False,
         config: TrainConfig | None = None,
     ) -> Iterator[EnvBase]:
@@ -357,24 +359,26 @@ class Run:
         device = next(
             (p.device for p in self.policy.parameters()), torch.device(self.config.device)
         )
-        own = env if env is not None else self._env
+        chosen = env if env is not None else self._env
         trained = self.trained_on
-        if trained is not None and (own is None or _environment(own) is _environment(trained)):
-            own = trained
+        if trained is not None and (
+            chosen is None or _innermost_env(chosen) is _innermost_env(trained)
+        ):
+            chosen = trained
         with RandomState(seed, device).active():
             config = self.config if config is None else config
-            env = _own_or_new(config, own, device, num_envs=num_envs, drawn=drawn)
+            env = _use_or_make_env(config, chosen, device, num_envs=num_envs, drawn=drawn)
         env = with_memory(env, self.policy)
         try:
             with put_back(env) as undisturbed:
                 if env is trained and not undisturbed:
                     raise ConfigError(
-                        f"{type(_environment(env)).__name__} is being trained, and its state "
-                        f"cannot be restored; play on another one: run.{asker}(env=...)."
+                        f"{type(_innermost_env(env)).__name__} is being trained, and its state "
+                        f"cannot be restored; play on another one: run.{method}(env=...)."
                     )
                 yield env
         finally:
-            if own is None:
+            if chosen is None:
                 env.close()
 
     def make_env(self, num_envs: int = 1) -> EnvBase:
@@ -390,10 +394,10 @@ class Run:
             CheckpointError: the run was started with an environment object, but loaded without it.
         """
         device = next((p.device for p in self.policy.parameters()), self.config.device)
-        env = _own_or_new(self.config, self._env, device, num_envs=num_envs)
+        env = _use_or_make_env(self.config, self._env, device, num_envs=num_envs)
         return with_memory(env, self.policy)
 
-    def _record(self, result: dict[str, Any]) -> None:
+    def _append_evaluation(self, result: dict[str, Any]) -> None:
         when = datetime.now().astimezone().isoformat(timespec="seconds")
         row = {"time": when, "frames": self.frames, **result}
         try:
@@ -419,22 +423,22 @@ def refuse_population(folder: Path, config: TrainConfig) -> None:
         )
 
 
-def _changed(state: Mapping[str, Any], checkpoint: Path, config: TrainConfig) -> str:
+def _describe_changes(state: Mapping[str, Any], checkpoint: Path, config: TrainConfig) -> str:
     """Describes the differences between ``config.yaml`` and the checkpoint."""
-    made = settings_of(state, checkpoint)
-    made = None if made is None else dataclasses.replace(made, folder=config.folder)
-    found = [] if made is None else differences(made, config)
-    return in_words(found, checkpoint.parent.parent / "config.yaml") if found else ""
+    trained = settings_of(state, checkpoint)
+    trained = None if trained is None else dataclasses.replace(trained, folder=config.folder)
+    changes = [] if trained is None else differences(trained, config)
+    return in_words(changes, checkpoint.parent.parent / "config.yaml") if changes else ""
 
 
-_NOT_PLAYED = {
+_TRAINING_ONLY_SETTINGS = {
     "env.num_envs": "the number of episodes decides how many envs play",
     "env.other_play": "evaluations draw no symmetries",
     "env.reward_scale": "evaluations report the environment's own rewards",
 }
 
 
-def _in_other_env(
+def _with_env_settings(
     config: TrainConfig, settings: Mapping[str, Any], env: EnvBase | None
 ) -> TrainConfig:
     """Returns a run's settings with another environment."""
@@ -457,8 +461,8 @@ def check_played(given: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: a setting is not of the environment, or has no effect on episodes.
     """
-    for key in _NOT_PLAYED.keys() & flatten(given).keys():
-        raise ConfigError(f"{key} is given, but {_NOT_PLAYED[key]}; leave it out.")
+    for key in _TRAINING_ONLY_SETTINGS.keys() & flatten(given).keys():
+        raise ConfigError(f"{key} is given, but {_TRAINING_ONLY_SETTINGS[key]}; leave it out.")
     other = next((key for key in flatten(given) if not key.startswith("env.")), None)
     if other is not None:
         raise ConfigError(
@@ -467,7 +471,7 @@ def check_played(given: Mapping[str, Any]) -> None:
         )
 
 
-def _load(learners: Sequence[Learner], state: Mapping[str, Any], changed: str) -> None:
+def _load_learners(learners: Sequence[Learner], state: Mapping[str, Any], changed: str) -> None:
     """Loads the learners' states; warns if settings were changed since they were saved."""
     try:
         load_learners(learners, state["learners"])
@@ -481,7 +485,7 @@ def _load(learners: Sequence[Learner], state: Mapping[str, Any], changed: str) -
         warnings.warn(f"{changed}; it is played with the new setting.", stacklevel=4)
 
 
-def _own_or_new(
+def _use_or_make_env(
     config: TrainConfig,
     env: EnvBase | None,
     device: torch.device | str,
@@ -499,7 +503,7 @@ def _own_or_new(
     return with_dense_groups(make_env(config.played_env, **options))  # type: ignore[arg-type]
 
 
-def _environment(env: EnvBase) -> EnvBase:
+def _innermost_env(env: EnvBase) -> EnvBase:
     """Returns the innermost environment, without its transforms and adapters."""
     while isinstance(env, (TransformedEnv, TorchRLEnv)):
         env = env.base_env if isinstance(env, TransformedEnv) else env._inner

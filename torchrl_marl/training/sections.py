@@ -55,7 +55,9 @@ def check_measuring(run: TrainConfig) -> None:
             )
 
 
-_MEASURED = re.compile(r"(return|length)(_mean|_min|_max)|return(_low|_high)?|.+/episode_reward")
+_EVALUATION_METRICS = re.compile(
+    r"(return|length)(_mean|_min|_max)|return(_low|_high)?|.+/episode_reward"
+)
 """Metrics of every evaluation."""
 
 
@@ -72,7 +74,7 @@ def check_until(run: TrainConfig) -> None:
                 f"until.{name} is {shown(value)}, expected a finite number; use for example "
                 f"until.{name}=1."
             )
-        if not (run.callbacks or _MEASURED.fullmatch(name)):
+        if not (run.callbacks or _EVALUATION_METRICS.fullmatch(name)):
             raise ConfigError(
                 f"until has {quoted(name)}, which no evaluation measures; expected return, "
                 "return_min, return_max, length_mean, GROUP/episode_reward, or a metric that a "
@@ -152,7 +154,7 @@ MATCHES = {
 """Distribution of opponents or partners -> its meaning."""
 
 
-_OF_LEAGUES = (
+_LEAGUE_LIMITS = (
     Limit("snapshot_at", "but stored players are not played", when=lambda own: own.match == "self"),
     Limit(
         "snapshot_at",
@@ -233,7 +235,7 @@ class LeagueConfig:
         Raises:
             ConfigError: settings are contradictory; the message names them and the fix.
         """
-        for limit in _OF_LEAGUES:
+        for limit in _LEAGUE_LIMITS:
             limit.check(self, at)
         if not self.enabled and self.start_with:
             raise ConfigError(
@@ -265,8 +267,8 @@ class LeagueConfig:
             )
 
 
-_SECTION = "learner"
-_FOLDER = re.compile(r"(?:[^./\\\x00-\x1f][^/\\\x00-\x1f]*/)?seed\d+")
+_LEARNER = "learner"
+_MEMBER_FOLDER = re.compile(r"(?:[^./\\\x00-\x1f][^/\\\x00-\x1f]*/)?seed\d+")
 
 
 @dataclass(frozen=True)
@@ -298,7 +300,7 @@ class PopulationConfig:
         if self.vary and self.size == 1:
             raise ConfigError(f"{at}vary is given, but {at}size is 1; use for example {at}size=8.")
         self._check_folders(f"{at}folders")
-        for name, given in _flat(self.vary).items():
+        for name, given in _flatten_vary(self.vary).items():
             for word in (name, *(given if isinstance(given, Mapping) else ())):
                 if ":" in str(word):  # YAML takes the whole text for a key
                     raise ConfigError(
@@ -323,11 +325,11 @@ class PopulationConfig:
             {'lr': [0.1, 1.0, 10.0]}
         """
         found: dict[str, list[float]] = {}
-        for i, (name, given) in enumerate(_flat(self.vary).items()):
-            own = list(map(float, given)) if isinstance(given, list) else _spread(given, self.size)
+        for i, (name, given) in enumerate(_flatten_vary(self.vary).items()):
+            own = list(map(float, given)) if isinstance(given, list) else _spaced(given, self.size)
             if i and not isinstance(given, list):
                 random.Random(f"{seed} {name}").shuffle(own)
-            found[name.removeprefix(f"{_SECTION}.")] = own
+            found[name.removeprefix(f"{_LEARNER}.")] = own
         return found
 
     def place(self, number: int, seed: int) -> tuple[str, int]:
@@ -356,11 +358,11 @@ class PopulationConfig:
             {'gamma': (0.9, 0.99, False)}
         """
         found = {}
-        for name, given in _flat(self.vary).items():
+        for name, given in _flatten_vary(self.vary).items():
             limits = (min(given), max(given)) if isinstance(given, list) else None
             low, high = limits or (given["low"], given["high"])
             logarithmic = limits is None and bool(given.get("log", False))
-            found[name.removeprefix(f"{_SECTION}.")] = (float(low), float(high), logarithmic)
+            found[name.removeprefix(f"{_LEARNER}.")] = (float(low), float(high), logarithmic)
         return found
 
     def _check_folders(self, at: str) -> None:
@@ -370,15 +372,15 @@ class PopulationConfig:
                 "each member (population.size)."
             )
         for name in self.folders:
-            if not _FOLDER.fullmatch(name):
+            if not _MEMBER_FOLDER.fullmatch(name):
                 raise ConfigError(
                     f"{at} has {quoted(name)}, expected a name such as seed3 or lr=0.001/seed3."
                 )
 
     def _check_name(self, at: str, name: str) -> None:
         section, _, setting = name.partition(".")
-        if section != _SECTION or setting not in VARYING:
-            known = [f"{_SECTION}.{one}" for one in VARYING]
+        if section != _LEARNER or setting not in VARYING:
+            known = [f"{_LEARNER}.{one}" for one in VARYING]
             raise ConfigError(
                 f"{at} has {name!r}; {nearest(name, known)}expected one of {', '.join(known)}; "
                 "settings that change shapes cannot differ between members."
@@ -419,17 +421,17 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _flat(nested: Mapping[str, Any], at: str = "") -> dict[str, Any]:
+def _flatten_vary(nested: Mapping[str, Any], at: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in nested.items():
         if isinstance(value, Mapping) and not {"low", "high", "log"} & set(value):
-            found |= _flat(value, f"{at}{key}.")
+            found |= _flatten_vary(value, f"{at}{key}.")
         else:
             found[f"{at}{key}"] = value
     return found
 
 
-def _spread(given: Mapping[str, Any], size: int) -> list[float]:
+def _spaced(given: Mapping[str, Any], size: int) -> list[float]:
     low, high = given["low"], given["high"]
     shares = [i / max(size - 1, 1) for i in range(size)]
     if not given.get("log"):
@@ -437,8 +439,8 @@ def _spread(given: Mapping[str, Any], size: int) -> list[float]:
     return [low * (high / low) ** share for share in shares]
 
 
-_EVOLVING = ReadWhere("method", "none", but=True)
-_TOURNAMENT = ReadWhere("method", "tournament")
+_IF_EVOLVING = ReadWhere("method", "none", but=True)
+_IF_TOURNAMENT = ReadWhere("method", "tournament")
 
 
 @dataclass(frozen=True)
@@ -456,11 +458,11 @@ class EvolutionConfig:
         ),
     ] = "none"
     """Rule that selects the members to copy."""
-    every_frames: Annotated[int, Range(1), _EVOLVING] = 200_000
+    every_frames: Annotated[int, Range(1), _IF_EVOLVING] = 200_000
     """Frames of each member between two selections."""
     fitness: Annotated[
         str,
-        _EVOLVING,
+        _IF_EVOLVING,
         OneOf(
             {
                 "return": "mean return of training episodes that began after the last selection",
@@ -470,18 +472,18 @@ class EvolutionConfig:
         ),
     ] = "return"
     """Fitness by which members are compared."""
-    least_episodes: Annotated[int, Range(1), _EVOLVING, ReadWhere("fitness", "return")] = 10
+    least_episodes: Annotated[int, Range(1), _IF_EVOLVING, ReadWhere("fitness", "return")] = 10
     """Minimum number of episodes that every member must finish before a selection."""
     worst: Annotated[float, Range(0, 0.5), ReadWhere("method", "pbt")] = 0.25
     """Share of the members that ``pbt`` replaces."""
-    drawn: Annotated[int, Range(1), _TOURNAMENT] = 2
+    drawn: Annotated[int, Range(1), _IF_TOURNAMENT] = 2
     """Number of members drawn for each ``tournament``."""
-    elite: Annotated[int, Range(0), _TOURNAMENT] = 1
+    elite: Annotated[int, Range(0), _IF_TOURNAMENT] = 1
     """Number of best members that stay unchanged in a ``tournament``."""
-    factors: Annotated[list[float], _EVOLVING] = field(default_factory=lambda: [0.8, 1.25])
+    factors: Annotated[list[float], _IF_EVOLVING] = field(default_factory=lambda: [0.8, 1.25])
     """Mutation factors of the varied settings. A copied member multiplies each varied setting of
     its parent by one of these factors, drawn at random."""
-    resample: Annotated[float, Range(0, 1), _EVOLVING] = 0.25
+    resample: Annotated[float, Range(0, 1), _IF_EVOLVING] = 0.25
     """Probability that a varied setting of a copy is drawn from its range, instead of being
     multiplied by a factor."""
 
@@ -500,7 +502,7 @@ class EvolutionConfig:
             )
 
 
-_ON_RAY = ReadWhere("backend", "ray")
+_IF_RAY = ReadWhere("backend", "ray")
 
 
 @dataclass(frozen=True)
@@ -518,28 +520,28 @@ class DistributedConfig:
     overlap: Annotated[int, Range(0, 100)] = 0
     """Number of batches by which collection runs ahead of learning. Above 1, use
     ``learner.estimator=vtrace``."""
-    asynchronous: Annotated[bool, _ON_RAY] = False
+    asynchronous: Annotated[bool, _IF_RAY] = False
     """Asynchronous collection, in which actors never wait for each other. A batch holds the
     trajectory fragments that arrive first. This is faster if actors differ in speed, but not
     reproducible. Use it with ``learner.estimator=vtrace``."""
-    max_lag: Annotated[Count, _ON_RAY, ReadWhere("asynchronous", True)] = 4
+    max_lag: Annotated[Count, _IF_RAY, ReadWhere("asynchronous", True)] = 4
     """Maximum age of a fragment's policy, in batches; older fragments are dropped."""
-    actors: Annotated[Count | None, _ON_RAY] = None
+    actors: Annotated[Count | None, _IF_RAY] = None
     """Number of actor processes; null: one per shard, at most the number of CPUs."""
-    address: Annotated[str | None, _ON_RAY] = None
+    address: Annotated[str | None, _IF_RAY] = None
     """Address of a Ray cluster: ``auto``, ``host:6379`` or ``ray://host:10001``. Null: the
     address in ``RAY_ADDRESS``; if that is not set, the run starts Ray on this machine."""
-    cpus_per_actor: Annotated[float, Range(0), _ON_RAY] = 1.0
+    cpus_per_actor: Annotated[float, Range(0), _IF_RAY] = 1.0
     """Number of CPUs that Ray reserves for each actor."""
-    gpus_per_actor: Annotated[float, Range(0), _ON_RAY] = 0.0
+    gpus_per_actor: Annotated[float, Range(0), _IF_RAY] = 0.0
     """Number of GPUs that Ray reserves for each actor; 0: actors run on the CPU."""
-    spares: Annotated[int, Range(0, 100), _ON_RAY] = 1
+    spares: Annotated[int, Range(0, 100), _IF_RAY] = 1
     """Number of spare processes that can replace a dead actor; their imports are already done."""
-    timeout: Annotated[Positive, _ON_RAY] = 300.0
+    timeout: Annotated[Positive, _IF_RAY] = 300.0
     """Seconds after which an actor that has not finished its batch counts as dead."""
-    max_restarts: Annotated[int, Range(0), _ON_RAY] = 10
+    max_restarts: Annotated[int, Range(0), _IF_RAY] = 10
     """Maximum number of actors replaced during one batch; if more are needed, the run stops."""
-    snapshot_every: Annotated[int, Range(0), _ON_RAY] = 1
+    snapshot_every: Annotated[int, Range(0), _IF_RAY] = 1
     """Batches between two snapshots of a shard; 0: no snapshots. A lost shard is restored from its
     latest snapshot. Without snapshots it starts new episodes."""
 

@@ -67,7 +67,7 @@ class ShardMaker:
             )
             env = with_dense_groups(env)
             team = TeamSpec.from_env(env)
-        policy = self._copy(team) if self.policy is None else self.policy
+        policy = self._build_policy(team) if self.policy is None else self.policy
         if self.remembers:
             env = with_memory(env, hidden_sizes(policy))
         return Shard(
@@ -82,7 +82,7 @@ class ShardMaker:
             note=EpisodeSums(team) if config.distributed.asynchronous else None,
         )
 
-    def _copy(self, team: TeamSpec) -> Any:
+    def _build_policy(self, team: TeamSpec) -> Any:
         with RandomState(self.config.seed, self.device).active():
             learners = build_learners(
                 team, self.config.learner, self.config.groups, device=torch.device(self.device)
@@ -130,7 +130,7 @@ def sharded_collector(
     device = ("cuda" if settings.gpus_per_actor else "cpu") if on_ray else config.device
     own = policy if live else None
     makers = [ShardMaker(config, i, device, own, remembers) for i in shards]
-    placement = _placed(makers, config)
+    placement = _make_placement(makers, config)
     if on_ray and settings.asynchronous:
         from torchrl_marl.collectors.asynchronous import AsynchronousCollector
 
@@ -150,7 +150,7 @@ def sharded_collector(
     )
 
 
-def _placed(makers: list[ShardMaker], config: TrainConfig) -> Placement:
+def _make_placement(makers: list[ShardMaker], config: TrainConfig) -> Placement:
     if config.distributed.backend == "none":
         return LocalPlacement(makers)
     from torchrl_marl.collectors.ray import OnRay

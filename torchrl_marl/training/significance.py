@@ -24,8 +24,8 @@ __all__ = [
 ]
 
 Scores = Sequence[ArrayLike]
-_FINEST = 10_000  # largest number of steps of a discrete distribution on [0, 1]
-_ALL_SIGNS = 14  # largest number of pairs for which all signs are enumerated
+_MAX_GRID_STEPS = 10_000  # largest number of steps of a discrete distribution on [0, 1]
+_MAX_ENUMERATED_PAIRS = 14  # largest number of pairs for which all signs are enumerated
 
 
 def probability_of_improvement(tasks: Scores, others: Scores) -> NDArray[np.float64]:
@@ -80,7 +80,7 @@ def permutation_p_value(tasks: Scores, others: Scores) -> float:
     """
     shares = [_share_distribution(np.asarray(x), np.asarray(y)) for x, y in zip(tasks, others)]
     whole = math.lcm(*(len(own) - 1 for own in shares))
-    steps = min(whole, _FINEST)
+    steps = min(whole, _MAX_GRID_STEPS)
     off = 0.01 if steps == whole else len(shares) / 2  # tolerance, larger if rounded
     probability = np.ones(1)
     for own in shares:
@@ -142,7 +142,7 @@ def sign_flip_p_value(gaps: ArrayLike) -> float:
         (0.25, 1.0)
     """
     own = np.asarray(gaps, dtype=float)
-    if len(own) > _ALL_SIGNS:
+    if len(own) > _MAX_ENUMERATED_PAIRS:
         error = float(own.std(ddof=1)) / math.sqrt(len(own))
         if error == 0:
             return 1.0 if own[0] == 0 else 0.0
@@ -165,7 +165,7 @@ def student_p_value(value: float, freedom: int) -> float:
         >>> round(student_p_value(12.706, 1), 4), round(student_p_value(-2.228, 10), 4)
         (0.05, 0.05)
     """
-    return 1 - _within(math.atan(abs(value) / math.sqrt(freedom)), freedom)
+    return 1 - _student_share_within(math.atan(abs(value) / math.sqrt(freedom)), freedom)
 
 
 def student_quantile(confidence: float, freedom: int) -> float:
@@ -182,20 +182,24 @@ def student_quantile(confidence: float, freedom: int) -> float:
     low, high = 0.0, math.pi / 2
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if _within(middle, freedom) < confidence else (low, middle)
+        low, high = (
+            (middle, high) if _student_share_within(middle, freedom) < confidence else (low, middle)
+        )
     return math.tan(low) * math.sqrt(freedom)
 
 
-def _within(angle: float, freedom: int) -> float:
+def _student_share_within(angle: float, freedom: int) -> float:
     """Returns the share of Student's distribution within ``sqrt(freedom) * tan(angle)`` of 0."""
     sine, cosine = math.sin(angle), math.cos(angle)
     if freedom % 2 == 0:
-        return sine * sum(_terms(cosine, 1.0, range(1, freedom - 2, 2)))
-    inner = sine * sum(_terms(cosine, cosine, range(2, freedom - 2, 2))) if freedom > 1 else 0.0
+        return sine * sum(_series_terms(cosine, 1.0, range(1, freedom - 2, 2)))
+    inner = (
+        sine * sum(_series_terms(cosine, cosine, range(2, freedom - 2, 2))) if freedom > 1 else 0.0
+    )
     return 2 / math.pi * (angle + inner)
 
 
-def _terms(cosine: float, first: float, steps: range) -> Iterator[float]:
+def _series_terms(cosine: float, first: float, steps: range) -> Iterator[float]:
     yield first
     for step in steps:
         first *= step / (step + 1) * cosine**2

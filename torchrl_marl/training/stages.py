@@ -68,13 +68,15 @@ def check_stages(config: TrainConfig, stages: Stages, env: Any) -> None:
 def _check_groups(name: str, config: TrainConfig) -> None:
     """Refuses an ``until`` of a group that the stage's environment does not have."""
     compared = [one for one, x in config.until.items() if x is not None]
-    asked = [one.rpartition("/")[0] for one in compared if one.endswith("/episode_reward")]
-    if not asked or config.callbacks:
+    groups_compared = [
+        one.rpartition("/")[0] for one in compared if one.endswith("/episode_reward")
+    ]
+    if not groups_compared or config.callbacks:
         return
-    env = _small_env(config)
+    env = _make_single_env(config)
     groups = list(TeamSpec.from_env(env).groups)
     env.close()
-    for one in asked:
+    for one in groups_compared:
         if one not in groups:
             raise ConfigError(
                 f"stages.{name}.until has {quoted(f'{one}/episode_reward')}, but the groups are "
@@ -82,10 +84,10 @@ def _check_groups(name: str, config: TrainConfig) -> None:
             )
 
 
-def _small_env(config: TrainConfig) -> EnvBase:
+def _make_single_env(config: TrainConfig) -> EnvBase:
     """Returns one copy of a stage's environment, to read its specs."""
-    how: dict[str, Any] = {"seed": EVALUATION_SEED, "device": config.device, "num_envs": 1}
-    return with_dense_groups(make_env(config.played_env, **how))
+    options: dict[str, Any] = {"seed": EVALUATION_SEED, "device": config.device, "num_envs": 1}
+    return with_dense_groups(make_env(config.played_env, **options))
 
 
 def check_fits(stages: Stages) -> None:
@@ -114,11 +116,11 @@ def check_fits(stages: Stages) -> None:
 def _new_learners(config: TrainConfig) -> list[Any] | None:
     """Returns new learners of a stage, made apart; None if they need the run itself."""
     record = config.env.record
-    alone = config.env.has_clients or (record is not None and record.one_per_process)
-    if alone or any(map(finds_clusters, config.learners().values())):
+    is_exclusive = config.env.has_clients or (record is not None and record.one_per_process)
+    if is_exclusive or any(map(finds_clusters, config.learners().values())):
         return None
     with RandomState(config.seed, config.device).active():
-        env = _small_env(config)
+        env = _make_single_env(config)
         team = TeamSpec.from_env(env)
         env.close()
         return build_learners(team, config.learner, config.groups, device=config.device)
@@ -153,7 +155,7 @@ def train_stages(folder: RunFolder, stages: Stages, go_on: Callable[[str, Path],
             whole run.
     """
     try:
-        with _named(folder.path):
+        with _name_folder_on_stop(folder.path):
             for number, (name, config) in enumerate(stages.items(), 1):
                 path = folder.path / name
                 if number < len(stages) and (path / "summary.json").is_file():
@@ -163,14 +165,16 @@ def train_stages(folder: RunFolder, stages: Stages, go_on: Callable[[str, Path],
                     run = go_on(name, path)
                 else:
                     run = train(dataclasses.replace(config, folder=str(path)))
-        write_summary(folder.path, {**run.summary, "stages": _summaries(folder.path, stages)})
+        write_summary(
+            folder.path, {**run.summary, "stages": _read_stage_summaries(folder.path, stages)}
+        )
         return run
     finally:
         folder.release()
 
 
 @contextlib.contextmanager
-def _named(folder: Path) -> Iterator[None]:
+def _name_folder_on_stop(folder: Path) -> Iterator[None]:
     """Names the folder of the whole run in exceptions that stop a stage."""
     try:
         yield
@@ -182,11 +186,11 @@ def _named(folder: Path) -> Iterator[None]:
         raise
 
 
-def _summaries(folder: Path, stages: Stages) -> dict[str, Any]:
+def _read_stage_summaries(folder: Path, stages: Stages) -> dict[str, Any]:
     """Returns the returns and frames of each stage."""
     kept = ("return_before", "return_after", "frames", "seconds", "stopped")
     found = {}
     for name in stages:
-        own = json.loads((folder / name / "summary.json").read_text(encoding="utf-8"))
-        found[name] = {key: own[key] for key in kept if key in own}
+        summary = json.loads((folder / name / "summary.json").read_text(encoding="utf-8"))
+        found[name] = {key: summary[key] for key in kept if key in summary}
     return found

@@ -39,8 +39,8 @@ __all__ = [
     "start_from",
 ]
 
-_BY_DEFAULT = ("actor", "critic", "normalization")
-_OF_NETWORKS = re.compile(r"(?:learner|groups\.[^.]+)\.(actor|critic|mixer)\..+")
+_DEFAULT_PARTS = ("actor", "critic", "normalization")
+_NETWORK_SETTING = re.compile(r"(?:learner|groups\.[^.]+)\.(actor|critic|mixer)\..+")
 
 
 class Source(NamedTuple):
@@ -83,18 +83,18 @@ def read_source(given: str) -> Source:
         CheckpointError: the path is none of these, is damaged, or has no such checkpoint.
         TrustError: the folder has links that lead out of it.
     """
-    path, frames = _split(given)
+    path, frames = _split_frames(given)
     if frames is None and path.is_file():
         players = read_player(path).items()
         found = {f"actors.{actor}.{x}": y for actor, own in players for x, y in own.items()}
         return Source(given, "player", found)
-    exported = None if (path / "config.yaml").is_file() else _exported(path)
+    exported = None if (path / "config.yaml").is_file() else _read_export(path)
     if exported is not None and frames is None:
         return Source(given, "export", exported)
     return _read_run(path, frames)
 
 
-def _split(given: str) -> tuple[Path, int | None]:
+def _split_frames(given: str) -> tuple[Path, int | None]:
     """Splits a path and the frames behind its last ``@``."""
     found = re.fullmatch(r"(.+)@(\d+(?:_\d+)*)", given)
     if found is None or Path(given).exists():
@@ -102,7 +102,7 @@ def _split(given: str) -> tuple[Path, int | None]:
     return Path(found[1]), int(found[2])
 
 
-def _exported(path: Path) -> Leaves | None:
+def _read_export(path: Path) -> Leaves | None:
     """Returns the parameters in an exported folder; None if it is no exported folder."""
     if not any(path.glob("*/interface.json")):
         return None
@@ -130,7 +130,7 @@ def future_source(name: str, learners: Sequence[Any]) -> Source:
         name (str): path of their run folder.
         learners (sequence of Learner): ordinary learners; their optimizers are started.
     """
-    _start_optimizers(learners)
+    _initialize_optimizers(learners)
     return Source(name, "run", live_leaves(learners))
 
 
@@ -155,37 +155,37 @@ def load_parts(learners: Sequence[Any], source: Source, init: Sequence[str] | No
     Raises:
         ConfigError: a leaf does not fit; the message names all that do not.
     """
-    parts = _BY_DEFAULT if init is None else tuple(init)
+    parts = _DEFAULT_PARTS if init is None else tuple(init)
     if "optimizer" in parts:
-        _start_optimizers(learners)
-    own, write = _own_leaves(learners, source)
-    given = _renamed(source.leaves, own)
+        _initialize_optimizers(learners)
+    own, write = _learner_leaves(learners, source)
+    given = _rename_group(source.leaves, own)
     if source.kind == "export" and any(getattr(x, "observation_norms", ()) for x in learners):
         given = {name: x for name, x in given.items() if part_of(name) == "actor"}
     held = [part for part in parts if any(part_of(name) == part for name in given)]
     own = {name: x for name, x in own.items() if part_of(name) in held}
-    _check_held(source, held if own else [], init)
+    _check_source_parts(source, held if own else [], init)
     given = {name: x for name, x in given.items() if part_of(name) in held}
-    unused = _unused(given, own)
-    given = {name: x for name, x in given.items() if _network(name) not in unused}
-    _check_fits(source, given, own, held)
+    unused = _find_unused(given, own)
+    given = {name: x for name, x in given.items() if _network_name(name) not in unused}
+    _check_shapes(source, given, own, held)
     for name, x in own.items():
         x.copy_(given[name])
     write()
     for learner in learners:
-        _renew_targets(getattr(learner, "updates", None))
+        _copy_to_targets(getattr(learner, "updates", None))
     loaded = [part for part in held if part in {part_of(name) for name in own}]
     here = {part_of(name) for name in live_leaves(learners)}
     return Loaded(loaded, [x for x in parts if x in here and x not in held], unused)
 
 
-def _renew_targets(updates: Any) -> None:
+def _copy_to_targets(updates: Any) -> None:
     pairs = zip(getattr(updates, "sources", ()), getattr(updates, "targets", ()))
     for network, target in pairs:
         target.copy_(network)
 
 
-def _start_optimizers(learners: Iterable[Any]) -> None:
+def _initialize_optimizers(learners: Iterable[Any]) -> None:
     for optimizer in (x for learner in learners for x in _optimizers(learner)):
         start_adam(optimizer, optimizer.parameters)
 
@@ -194,26 +194,26 @@ def _optimizers(learner: Any) -> Iterable[Any]:
     return getattr(learner, "optimizer_of", {}).values()
 
 
-def _own_leaves(learners: Sequence[Any], source: Source) -> tuple[Leaves, Callable[[], None]]:
+def _learner_leaves(learners: Sequence[Any], source: Source) -> tuple[Leaves, Callable[[], None]]:
     """Returns tensors of learners under the names of a source, and a function that writes them."""
     if source.kind == "run":
-        return live_leaves(learners), _nothing
+        return live_leaves(learners), _do_nothing
     policy = TeamPolicy(actor for learner in learners for actor in learner.actors.values())
     if source.kind == "export":
         team = application("export").TeamParameters(policy, source.leaves.keys())
         return team.leaves, team.put_back
     named = [actor for actor in policy.module if getattr(actor, "group", None) is not None]
     found = {f"actors.{a.group.name}.{x}": y for a in named for x, y in tensors_of(a).items()}
-    return found, _nothing
+    return found, _do_nothing
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """Does nothing: the tensors are those of the learners."""
 
 
-def _renamed(given: Leaves, own: Leaves) -> Leaves:
+def _rename_group(given: Leaves, own: Leaves) -> Leaves:
     """Renames the group of the source, if both have only one."""
-    theirs, ours = _groups(given), _groups(own)
+    theirs, ours = _group_names(given), _group_names(own)
     if len(theirs) != 1 or len(ours) != 1 or theirs == ours:
         return given
     # A group's name is the second word, and follows "features" where a critic standardizes.
@@ -221,31 +221,31 @@ def _renamed(given: Leaves, own: Leaves) -> Leaves:
     return {named.sub(rf"\1.{ours[0]}", name): x for name, x in given.items()}
 
 
-def _groups(named: Iterable[str]) -> list[str]:
+def _group_names(named: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(x.split(".")[1] for x in named if x.startswith("actors.")))
 
 
-def _unused(given: Leaves, own: Leaves) -> list[str]:
+def _find_unused(given: Leaves, own: Leaves) -> list[str]:
     """Returns the networks of a source that the learners do not have at all, such as a critic."""
-    here = {_network(name) for name in own}
-    networks = (_network(name) for name in given if part_of(name) != "normalization")
+    here = {_network_name(name) for name in own}
+    networks = (_network_name(name) for name in given if part_of(name) != "normalization")
     return list(dict.fromkeys(name for name in networks if name not in here))
 
 
-def _network(name: str) -> str:
+def _network_name(name: str) -> str:
     return ".".join(name.split(".")[:2])
 
 
-def _check_held(source: Source, held: list[str], init: Sequence[str] | None) -> None:
+def _check_source_parts(source: Source, held: list[str], init: Sequence[str] | None) -> None:
     """Refuses a source without a part that was asked for."""
-    lacks = [part for part in init or () if part not in held]
-    if lacks or not held:
-        fix = f"use init={_listed(held)}" if held else "start from a run of the same algorithm"
-        what = " and ".join(lacks) or "network of this run"
+    missing = [part for part in init or () if part not in held]
+    if missing or not held:
+        fix = f"use init={_format_list(held)}" if held else "start from a run of the same algorithm"
+        what = " and ".join(missing) or "network of this run"
         raise ConfigError(f"init_from is {quoted(source.name)}, which holds no {what}; {fix}.")
 
 
-def _check_fits(source: Source, given: Leaves, own: Leaves, held: list[str]) -> None:
+def _check_shapes(source: Source, given: Leaves, own: Leaves, held: list[str]) -> None:
     """Refuses leaves that differ; names each of them."""
     faults, wrong, seen = [], set(), set()
     for name in {**own, **given}:
@@ -258,7 +258,7 @@ def _check_fits(source: Source, given: Leaves, own: Leaves, held: list[str]) -> 
     if not faults:
         return
     fits = [part for part in held if part not in wrong]
-    leave = f"leave {' and '.join(sorted(map(str, wrong)))} out with init={_listed(fits)}"
+    leave = f"leave {' and '.join(sorted(map(str, wrong)))} out with init={_format_list(fits)}"
     fix = f"{leave}, or " if fits else ""
     if source.kind == "export":  # programs hold the weights of some networks transposed, unnamed
         fix = "start from the run that was exported, or "
@@ -268,7 +268,7 @@ def _check_fits(source: Source, given: Leaves, own: Leaves, held: list[str]) -> 
     )
 
 
-def _listed(parts: Iterable[str]) -> str:
+def _format_list(parts: Iterable[str]) -> str:
     return f"[{','.join(parts)}]"
 
 
@@ -294,34 +294,34 @@ def start_from(training: Training, source: Source) -> None:
     for own in (training.run, *getattr(training.results, "members", ())):
         own.summary |= note
     if training.writes:
-        _report(training, source, found)
+        _print_report(training, source, found)
 
 
 def _load_members(training: Training, source: Source) -> Loaded:
     """Loads a source into each member of a population; other parts keep their initial values."""
     found, init = Loaded([], [], []), training.config.init
     if "optimizer" in (init or ()):
-        _start_optimizers(training.learners)
+        _initialize_optimizers(training.learners)
     for i, config in enumerate(training.results.configs):
         with RandomState(config.seed, training.device).active():
-            alone = training.results.alone(i)
-        found = load_parts(alone, source, init)
-        for many, one in zip(training.learners, alone):
+            single_learners = training.results.alone(i)
+        found = load_parts(single_learners, source, init)
+        for many, one in zip(training.learners, single_learners):
             rows_of(many, one).write(i)
-            for every, single in zip(_optimizers(many), _optimizers(one)):
-                for p, q in zip(every.parameters, single.parameters):
-                    if every.state.get(p) and single.state.get(q):
-                        every.state[p]["step"].copy_(single.state[q]["step"])
+            for shared, single in zip(_optimizers(many), _optimizers(one)):
+                for p, q in zip(shared.parameters, single.parameters):
+                    if shared.state.get(p) and single.state.get(q):
+                        shared.state[p]["step"].copy_(single.state[q]["step"])
     return found
 
 
-def _report(training: Training, source: Source, found: Loaded) -> None:
+def _print_report(training: Training, source: Source, found: Loaded) -> None:
     """Prints the loaded and the missing parts, and settings of networks that differ."""
-    words = f"starts from {source.name}: {', '.join(found.parts)}"
-    words += f"; it holds no {' and no '.join(found.missing)}" if found.missing else ""
-    words += f"; this run has no {', '.join(found.unused)}" if found.unused else ""
-    print_message(words, warns=False)
-    changed = list(_changed(source.config, training.config, found.parts))
+    message = f"starts from {source.name}: {', '.join(found.parts)}"
+    message += f"; it holds no {' and no '.join(found.missing)}" if found.missing else ""
+    message += f"; this run has no {', '.join(found.unused)}" if found.unused else ""
+    print_message(message, warns=False)
+    changed = list(_changed_network_settings(source.config, training.config, found.parts))
     if changed:
         print_message(
             f"of {source.name} and this run differ: {', '.join(changed)}; the loaded networks may "
@@ -329,11 +329,13 @@ def _report(training: Training, source: Source, found: Loaded) -> None:
         )
 
 
-def _changed(before: TrainConfig | None, now: TrainConfig, parts: Sequence[str]) -> Iterator[str]:
+def _changed_network_settings(
+    before: TrainConfig | None, now: TrainConfig, parts: Sequence[str]
+) -> Iterator[str]:
     """Yields settings of the loaded networks that differ although their shapes are equal."""
     if before is None:
         return
     for one in differences(dataclasses.replace(before, env=now.env), now):
-        network = _OF_NETWORKS.fullmatch(one.key)
+        network = _NETWORK_SETTING.fullmatch(one.key)
         if network and ("actor" if network[1] == "actor" else "critic") in parts:
             yield f"{one.key} ({shown(one.before)} and {shown(one.now)})"

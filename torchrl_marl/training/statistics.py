@@ -57,7 +57,7 @@ CONFIDENCE = 0.95
 RESAMPLES = 5000
 """Number of bootstrap resamples."""
 
-_SMALL = 0.2  # smallest difference that is worth reporting, in standard deviations
+_SMALLEST_EFFECT = 0.2  # smallest difference that is worth reporting, in standard deviations
 LARGEST_CHUNK = 4_000_000  # largest number of values that are resampled at once
 Statistic = Callable[..., NDArray[np.float64]]
 
@@ -209,7 +209,7 @@ def estimate(
     for tasks in players:
         _check_scores(tasks)
     found = Estimate(
-        _plain(statistic(*players)),
+        _as_float(statistic(*players)),
         confidence=confidence,
         runs=tuple(task.shape[-1] for tasks in players for task in tasks),
     )
@@ -217,16 +217,16 @@ def estimate(
         reason = "one run says nothing about how much runs differ"
         return dataclasses.replace(found, why_none=reason)
     tail = (1 - confidence) / 2
-    drawn = _resampled(statistic, players, resamples, seed)
+    drawn = _bootstrap(statistic, players, resamples, seed)
     low, high = np.quantile(drawn, (tail, 1 - tail), axis=0)
-    return dataclasses.replace(found, low=_plain(low), high=_plain(high))
+    return dataclasses.replace(found, low=_as_float(low), high=_as_float(high))
 
 
 def _task_means(tasks: Scores) -> NDArray[np.float64]:
     return np.stack([np.asarray(task, dtype=float).mean(-1) for task in tasks], -1)
 
 
-def _resampled(
+def _bootstrap(
     statistic: Statistic, players: Sequence[Sequence[Any]], resamples: int, seed: int
 ) -> NDArray[np.float64]:
     """Returns the statistic of each bootstrap resample."""
@@ -260,7 +260,7 @@ def _check_scores(tasks: Sequence[NDArray[np.float64]]) -> None:
             raise ConfigError(f"a score is {bad}, expected finite numbers; leave that run out.")
 
 
-def _plain(value: NDArray[np.float64]) -> Any:
+def _as_float(value: NDArray[np.float64]) -> Any:
     """Converts a scalar to a float; returns an array unchanged."""
     return float(value) if np.ndim(value) == 0 else np.asarray(value)
 
@@ -330,10 +330,14 @@ def paired_difference(
     won = float(signs(gap).mean())
     if len(gap) < 2:
         return Paired(Estimate(float(gap[0]), why_none=_ONE_START), None, won)
-    found = _interval(float(gap.mean()), _of_mean(gap), len(gap) - 1, confidence, (len(gap),))
-    means = _resampled(lambda tasks: tasks[0].mean(-1), [[gap]], resamples, seed)
+    found = _interval(float(gap.mean()), _mean_variance(gap), len(gap) - 1, confidence, (len(gap),))
+    means = _bootstrap(lambda tasks: tasks[0].mean(-1), [[gap]], resamples, seed)
     return Paired(
-        found, float(signs(means).mean()), won, sign_flip_p_value(gap), _smallest(len(gap), True)
+        found,
+        float(signs(means).mean()),
+        won,
+        sign_flip_p_value(gap),
+        _smallest_for(len(gap), True),
     )
 
 
@@ -384,13 +388,15 @@ def difference_of_runs(
     if gap.size < 2:
         return Paired(Estimate(value, why_none=_ONE_START), None, won)
     ours, theirs = one.mean(1), other.mean(1)
-    of_runs = _of_mean(ours - theirs) if by_seed else _of_mean(ours) + _of_mean(theirs)
+    of_runs = (
+        _mean_variance(ours - theirs) if by_seed else _mean_variance(ours) + _mean_variance(theirs)
+    )
     freedom = min(len(one), len(other), gap.size) - 1
     runs = (len(one), len(other))
-    found = _interval(value, of_runs + _of_mean(gap), freedom, confidence, runs)
+    found = _interval(value, of_runs + _mean_variance(gap), freedom, confidence, runs)
     if by_seed:
         return Paired(
-            found, None, won, sign_flip_p_value(ours - theirs), _smallest(len(ours), True)
+            found, None, won, sign_flip_p_value(ours - theirs), _smallest_for(len(ours), True)
         )
     p_value = permutation_p_value([ours], [theirs])
     return Paired(found, None, won, p_value, smallest_p_value(len(ours), len(theirs)))
@@ -399,7 +405,7 @@ def difference_of_runs(
 _ONE_START = "one start says nothing about others"
 
 
-def _of_mean(values: NDArray[np.float64]) -> float:
+def _mean_variance(values: NDArray[np.float64]) -> float:
     """Returns the variance of the mean of the given values."""
     return float(values.var(ddof=1)) / len(values)
 
@@ -455,7 +461,7 @@ def matters(gap: float, spread: float) -> bool:
         >>> matters(0.1, 1.0), matters(-0.3, 1.0), matters(0.1, 0.0)
         (False, True, True)
     """
-    return abs(gap) >= _SMALL * spread
+    return abs(gap) >= _SMALLEST_EFFECT * spread
 
 
 def too_few(
@@ -499,10 +505,10 @@ def needed(things: str, smallest: float, pairs: bool = False) -> str:
     """
     if smallest <= 1 - CONFIDENCE:
         return ""
-    fewest = next(n for n in range(2, 10) if _smallest(n, pairs) <= 1 - CONFIDENCE)
+    fewest = next(n for n in range(2, 10) if _smallest_for(n, pairs) <= 1 - CONFIDENCE)
     return f", and a verdict takes at least {fewest} {things} each"
 
 
-def _smallest(n: int, pairs: bool) -> float:
+def _smallest_for(n: int, pairs: bool) -> float:
     """Returns the smallest p-value of the exact test with n runs on each side."""
     return 2.0 ** (1 - n) if pairs else smallest_p_value(n, n)

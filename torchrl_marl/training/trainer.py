@@ -85,13 +85,13 @@ def start_training(
             settings.
     """
     _refuse_stages(config, "torchrl_marl.train(...)")
-    config, own = _with_callbacks(config, callbacks, ranks, trials)
+    config, callback_objects = _resolve_callbacks(config, callbacks, ranks, trials)
     config = resolve_config(config, ranks, own_env=env is not None)
     _check_shards(config)
     folder = open_run_folder(ranks, lambda: RunFolder.new(config))
     try:
         with named(folder.path):
-            return _begin(folder, config, env, ranks, trials, own)
+            return _start_new_run(folder, config, env, ranks, trials, callback_objects)
     except BaseException:
         folder.give_up()
         raise
@@ -109,16 +109,16 @@ def resume_training(
 ) -> Training:
     """Resumes a run from its last checkpoint; a run without a checkpoint starts over."""
     before = read_run_config(path)
-    asked = config or before
+    requested = config or before
     _refuse_stages(before, "torchrl_marl.resume(folder)")
-    _check_shards(asked)
+    _check_shards(requested)
     if env is None:
         check_environment(path, before.env, trust)
     if config is None:
         with trusting(trust):
             check_origin(path / "config.yaml", before, own_env=env is not None)
-    asked, own = _with_callbacks(asked, callbacks, ranks, trials)
-    config = resolve_config(asked, ranks, own_env=env is not None, resumed=True)
+    requested, callback_objects = _resolve_callbacks(requested, callbacks, ranks, trials)
+    config = resolve_config(requested, ranks, own_env=env is not None, resumed=True)
     folder = open_run_folder(ranks, lambda: RunFolder(path))
     try:
         with named(path):
@@ -128,10 +128,10 @@ def resume_training(
                     "torchrl_marl.training.resume(folder, env=...)."
                 )
             if not on_rank_zero(ranks, lambda: has_checkpoint(path)):
-                return _restart(folder, config, env, ranks, trials, own)
-            used, state = on_rank_zero(ranks, lambda: load_latest(path, resuming=True))
-            made = settings_of(state, used) or before
-            check_unchanged(made, asked, before, path / "config.yaml")
+                return _start_over(folder, config, env, ranks, trials, callback_objects)
+            checkpoint_path, state = on_rank_zero(ranks, lambda: load_latest(path, resuming=True))
+            trained = settings_of(state, checkpoint_path) or before
+            check_unchanged(trained, requested, before, path / "config.yaml")
             if "trials" in state and trials is None:
                 raise CheckpointError(
                     f"{str(path)!r} holds the trials of a tuning; resume it with the "
@@ -140,21 +140,25 @@ def resume_training(
                 )
             if config.execution == "auto":  # from a version that had only eager execution
                 config = dataclasses.replace(config, execution="eager")
-            how: dict[str, Any] = {"ranks": ranks, "trials": trials, "callbacks": own}
-            training = Training(config, folder, env, **how)
-            with trusting(trust), fitting(used):
+            options: dict[str, Any] = {
+                "ranks": ranks,
+                "trials": trials,
+                "callbacks": callback_objects,
+            }
+            training = Training(config, folder, env, **options)
+            with trusting(trust), fitting(checkpoint_path):
                 training.load_state_dict(state)
             if folder.writes:
-                set_aside_later(used)
-                warn_of_versions(state, used)
-            _go_on(training, before, folder, made)
+                set_aside_later(checkpoint_path)
+                warn_of_versions(state, checkpoint_path)
+            _continue_run(training, before, folder, trained)
             return training
     except BaseException:
         folder.release()
         raise
 
 
-def _with_callbacks(
+def _resolve_callbacks(
     config: TrainConfig, given: Sequence[Any], ranks: SingleProcess, trials: Trials
 ) -> tuple[TrainConfig, list[Any]]:
     """Returns the settings with the names of the callbacks, and the callbacks."""
@@ -197,7 +201,7 @@ def _check_shards(config: TrainConfig) -> None:
         )
 
 
-def _begin(
+def _start_new_run(
     folder: RunFolder,
     config: TrainConfig,
     env: EnvBase | None,
@@ -215,7 +219,7 @@ def _begin(
         source = on_rank_zero(ranks, lambda: read_source(given))
         config = dataclasses.replace(config, init_from=source.name)  # with its frames
     if env is not None:
-        own = dataclasses.replace(
+        env_config = dataclasses.replace(
             config.env,
             library="own",
             name=type(env).__name__,
@@ -223,7 +227,7 @@ def _begin(
             max_steps=time_limit(env),
             kwargs={},
         )
-        config = dataclasses.replace(config, env=own)
+        config = dataclasses.replace(config, env=env_config)
         config.check_learners()
     if folder.writes:  # early, to allow a restart if the run is killed while it starts
         write_config(folder.path, config)
@@ -248,7 +252,7 @@ def _begin(
     return training
 
 
-def _restart(
+def _start_over(
     folder: RunFolder,
     config: TrainConfig,
     env: EnvBase | None,
@@ -260,20 +264,26 @@ def _restart(
         latest_checkpoint(folder.path)  # raises the error
     folder.clear()
     print_message(f"run {str(folder.path)!r} has no checkpoint yet, and starts over")
-    return _begin(folder, config, env, ranks, trials, callbacks)
+    return _start_new_run(folder, config, env, ranks, trials, callbacks)
 
 
-def _go_on(training: Training, before: TrainConfig, folder: RunFolder, made: TrainConfig) -> None:
+def _continue_run(
+    training: Training, before: TrainConfig, folder: RunFolder, trained: TrainConfig
+) -> None:
     """Continues a run with settings that may have changed."""
     frames, summary, stopping = training.frames, training.run.summary, training.results.stopping
-    total, was = training.config.total_frames, made.total_frames
-    if total != was and total < frames:
+    total, old_total = training.config.total_frames, trained.total_frames
+    if total != old_total and total < frames:
         edited = total == before.total_frames
-        fix = f"restore {was} in {str(folder.path / 'config.yaml')!r}" if edited else "leave it out"
+        fix = (
+            f"restore {old_total} in {str(folder.path / 'config.yaml')!r}"
+            if edited
+            else "leave it out"
+        )
         raise ConfigError(
             f"total_frames is {total}, but the run has {frames} already; give more, or {fix}."
         )
-    if total != was:
+    if total != old_total:
         for part in training.parts.values():
             part.extend()
     if training.environments.own is None and folder.writes:
@@ -282,14 +292,14 @@ def _go_on(training: Training, before: TrainConfig, folder: RunFolder, made: Tra
         for key in [k for k in summary if k.endswith("return_after")]:
             del summary[key]
     elif "return_after" in summary:
-        more = f"total_frames={2 * total}"
+        hint = f"total_frames={2 * total}"
         if stopping.reached:
-            more = f"a higher stop_at_return than {stopping.limit:g}"
+            hint = f"a higher stop_at_return than {stopping.limit:g}"
         print_message(
             f"run {str(training.folder)!r} is finished, with {frames:,} frames; "
-            f"add {more} to --resume to train further"
+            f"add {hint} to --resume to train further"
         )
-    if total != was and not training.done:
+    if total != old_total and not training.done:
         print_message(
             f"continues from {frames:,} to {total:,} frames; linear schedules and "
             "unshare_at follow the new total"
@@ -353,8 +363,8 @@ def resume(
     """
     path = Path(folder)
     with trusting(trust), joined(config or read_run_config(path)) as ranks:
-        how: dict[str, Any] = {"ranks": ranks, "callbacks": callbacks}
-        return finish(resume_training(path, env, config, trust, **how))
+        options: dict[str, Any] = {"ranks": ranks, "callbacks": callbacks}
+        return finish(resume_training(path, env, config, trust, **options))
 
 
 def iterate(
@@ -378,11 +388,11 @@ def iterate(
     # `finally` does not run in a generator that never starts. At exit, one that is left open must
     # end before Python clears the modules.
     training.left = weakref.finalize(iterations, training.leave)
-    atexit.register(_close, weakref.ref(iterations))
+    atexit.register(_close_iterations, weakref.ref(iterations))
     return iterations
 
 
-def _close(iterations: weakref.ref[Generator[Iteration, None, None]]) -> None:
+def _close_iterations(iterations: weakref.ref[Generator[Iteration, None, None]]) -> None:
     left_open = iterations()
     if left_open is not None:
         left_open.close()

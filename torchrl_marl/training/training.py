@@ -79,7 +79,7 @@ class Training:
         callbacks: Sequence[Any] = (),
     ) -> None:
         self.config = dataclasses.replace(config, execution=choose_execution(config, env))
-        self._kept, self.folder = folder, folder.path
+        self._run_folder, self.folder = folder, folder.path
         self.ranks = ranks
         self.interruption = Interruption(ranks)
         self.left: weakref.finalize | None = None
@@ -99,7 +99,7 @@ class Training:
         self.iteration = 0
         self.seconds = 0.0
         self.saved_at: int | None = None
-        self._saved_when = time.monotonic()
+        self._last_save_time = time.monotonic()
 
     # ------------------------------------------------------------------------------------- parts
 
@@ -107,7 +107,7 @@ class Training:
         self.environments = self._make_environments(env)
         self.env = self.environments.training
         self.team = TeamSpec.from_env(self.env)
-        self.config = config = self._complete(self.config)
+        self.config = config = self._complete_config(self.config)
         self.learners: list[Any] = self._make_learners()
         self.policy = TeamPolicy(
             actor for learner in self.learners for actor in learner.actors.values()
@@ -122,10 +122,10 @@ class Training:
             from torchrl_marl.training.shards import share_minibatches
 
             share_minibatches(config, self.learners, self.shards)
-        acting = self.policy if self.league is None else self.league.policy
-        parts = self.env, acting, self.team, remembers, self.shards
-        asked, labels = lambda: self.interruption.asked, self._make_labels()
-        self.collector: Any = make_collector(config, *parts, asked, labels)
+        behavior_policy = self.policy if self.league is None else self.league.policy
+        parts = self.env, behavior_policy, self.team, remembers, self.shards
+        stop_requested, labels = lambda: self.interruption.asked, self._make_labels()
+        self.collector: Any = make_collector(config, *parts, stop_requested, labels)
         self.tracker = EpisodeTracker(self.team, self.n_members)
         self.results: Any = self._make_results()
         if config.evolution.method != "none":
@@ -135,7 +135,7 @@ class Training:
         if trials is not None:
             self.parts["trials"] = trials(config, self.results, self.learners)
         if self.ranks.size > 1:
-            self._take_networks_of_first()
+            self._copy_networks_from_rank_zero()
 
     def _make_environments(self, env: EnvBase | None) -> Environments:
         if self.n_members == 1:
@@ -144,13 +144,13 @@ class Training:
 
         return environments_of_members(self.config, env, self.device)
 
-    def _complete(self, config: TrainConfig) -> TrainConfig:
+    def _complete_config(self, config: TrainConfig) -> TrainConfig:
         """Returns the settings, completed by values that depend on the environment."""
         with_declared = LIBRARIES.hook(config.env.library, "declared")
         if with_declared is not None:
             config = with_declared(config, self.env)
         settings = partition(self.team, config.learner, config.groups)
-        if any(finds_clusters(own) for own, _ in settings):
+        if any(finds_clusters(learner_config) for learner_config, _ in settings):
             from torchrl_marl.training.clusters import with_clusters
 
             config = with_clusters(config, self.team, self.env)
@@ -159,8 +159,8 @@ class Training:
     def _make_learners(self) -> list[Any]:
         config = self.config
         if self.n_members == 1:
-            where: dict[str, Any] = {"device": self.device, "execution": config.execution}
-            return build_learners(self.team, config.learner, config.groups, **where)
+            options: dict[str, Any] = {"device": self.device, "execution": config.execution}
+            return build_learners(self.team, config.learner, config.groups, **options)
         from torchrl_marl.training.population import learners_of_members
 
         return learners_of_members(config, self.team, self.device)
@@ -179,7 +179,7 @@ class Training:
         return League(self.config, self.team, *parts)
 
     def _make_results(self) -> Any:
-        parts = self.config, self._kept, self.team, self.policy, self.environments
+        parts = self.config, self._run_folder, self.team, self.policy, self.environments
         if self.n_members == 1:
             return RunResults(*parts)
         from torchrl_marl.training.population import Population
@@ -191,21 +191,21 @@ class Training:
 
         return Callbacks(self.config, self.results, self.learners, self.ranks, callbacks)
 
-    def _take_networks_of_first(self) -> None:
+    def _copy_networks_from_rank_zero(self) -> None:
         """Copies the first rank's networks and running statistics to this rank."""
         if self.environments.shared:
             raise ConfigError(
                 f"a process can hold only one {self.config.env.name!r}, so that the first rank "
                 "cannot evaluate while it trains; start one process."
             )
-        states = [x for one in self.learners for x in one.state_dict().values()]
+        states = [x for learner in self.learners for x in learner.state_dict().values()]
         tensors = [x for x in states if isinstance(x, Tensor)]
         for x, first in zip(tensors, self.ranks.broadcast([x.cpu() for x in tensors])):
             x.copy_(first)
 
     def open(self) -> None:
         """Opens the loggers and the tables, and removes rows after this iteration."""
-        if self.config.execution == "compile" and self.n_members == 1 and self._kept.writes:
+        if self.config.execution == "compile" and self.n_members == 1 and self._run_folder.writes:
             from torchrl_marl.training.background_compile import BackgroundCompile
 
             self.parts["ahead"] = BackgroundCompile(self.folder, self.config, self.env)
@@ -216,7 +216,7 @@ class Training:
     @property
     def writes(self) -> bool:
         """True if this process writes the run folder."""
-        return self._kept.writes
+        return self._run_folder.writes
 
     @property
     def league(self) -> Any:
@@ -268,7 +268,7 @@ class Training:
         """Progress of the run."""
         return Progress(self.iteration, self.frames, self.seconds)
 
-    def _count(self, batch: TensorDictBase) -> int:
+    def _count_frames(self, batch: TensorDictBase) -> int:
         """Returns the number of environment steps of the run in a batch."""
         return batch.numel() * self.ranks.size
 
@@ -290,8 +290,8 @@ class Training:
             for part in self.parts.values():
                 part.begin(self)
             self.results.note("before", self.evaluate())
-            self.results.note_figures("random", self._measure(None))
-            self.results.note_heuristic(self._measure)
+            self.results.note_figures("random", self._play_evaluation(None))
+            self.results.note_heuristic(self._play_evaluation)
             self.save()
         if self.trials is not None:
             self.trials.replace_ended(self)
@@ -303,45 +303,45 @@ class Training:
         began = time.perf_counter()
         with announced_to(self.recorder.working):
             batch = self.collector.rollout()
-            self._forget_lost(batch)
+            self._discard_lost_episodes(batch)
             for part in self.parts.values():
                 part.collect(self, batch)
-            found = self._learn_and_count(batch)
-        table = torch.stack([v.double().reshape(-1) for v in found.values()], 1).tolist()
-        values: list[dict[str, Any]] = [dict(zip(found, row)) for row in table]
+            metrics = self._learn_and_count(batch)
+        table = torch.stack([v.double().reshape(-1) for v in metrics.values()], 1).tolist()
+        values: list[dict[str, Any]] = [dict(zip(metrics, row)) for row in table]
         self.tracker.warn_of_games()
         seconds = time.perf_counter() - began
         self.iteration += 1
         self.seconds += seconds
         self.run.frames = self.frames
-        more: dict[str, Any] = {}
+        extra: dict[str, Any] = {}
         for part in self.parts.values():
             part.measure(self, batch, values)
-            more |= part.update(self, batch)
-        more |= self.environments.restarts() | self.collector.counters
-        row = self.results.write(values, more, self.progress, self._count(batch) / seconds)
-        self._do_what_is_due(self._count(batch) // self.n_members)
+            extra |= part.update(self, batch)
+        extra |= self.environments.restarts() | self.collector.counters
+        row = self.results.write(values, extra, self.progress, self._count_frames(batch) / seconds)
+        self._run_periodic_tasks(self._count_frames(batch) // self.n_members)
         self.interruption.agree()
         return Iteration(self.run, self.iteration, self.frames, row, batch)
 
-    def _forget_lost(self, batch: TensorDictBase) -> None:
+    def _discard_lost_episodes(self, batch: TensorDictBase) -> None:
         """Discards running episodes that a batch does not continue."""
-        renewed = self.collector.renewed
+        lost_rows = self.collector.renewed
         if not self.collector.follows:
-            renewed = torch.ones(len(batch), dtype=torch.bool, device=batch.device)
-        if renewed is not None:
-            self.tracker.forget(renewed)
-            self._cut()
+            lost_rows = torch.ones(len(batch), dtype=torch.bool, device=batch.device)
+        if lost_rows is not None:
+            self.tracker.forget(lost_rows)
+            self._cut_sequences()
 
-    def _cut(self) -> None:
+    def _cut_sequences(self) -> None:
         """Informs stateful learners that the next batch does not continue the last one."""
         for learner in self.learners:
             learner.cut()
 
     def _learn_and_count(self, batch: TensorDictBase) -> dict[str, Tensor]:
         """Learns from a batch; returns metrics, and counts of agent frames and ended episodes."""
-        alone = self.ranks.size == 1
-        with contextlib.nullcontext() if alone else self.ranks.active():
+        single_rank = self.ranks.size == 1
+        with contextlib.nullcontext() if single_rank else self.ranks.active():
             episodes, learned = self.tracker.update(batch), self._learn(batch)
         if taken := sorted(episodes.keys() & learned.keys()):
             raise SpecError(
@@ -350,7 +350,7 @@ class Training:
             )
         done = batch.get(("next", "done")).reshape(self.n_members, -1)
         counts = count_agent_frames(self.team, batch, self.n_members), done.sum(-1)
-        agent_frames, ended = counts if alone else self.ranks.sum_all(counts)
+        agent_frames, ended = counts if single_rank else self.ranks.sum_all(counts)
         return {**episodes, **learned, "agent_frames": agent_frames, "episodes": ended}
 
     @with_run_rng
@@ -360,44 +360,44 @@ class Training:
 
     def _learn(self, batch: TensorDictBase) -> dict[str, Tensor]:
         learned: dict[str, Tensor] = {}
-        collected = self._count(batch) // self.n_members
+        collected = self._count_frames(batch) // self.n_members
         progress = min(1.0, (self.frames - collected) / self.config.total_frames)
         try:
-            own = batch
+            filtered_batch = batch
             for part in self.parts.values():
-                own = part.take(own)
+                filtered_batch = part.take(filtered_batch)
             for learner in self.learners:
                 learner.set_progress(progress)
-                learned |= metrics_of(learner, learner.learn(own), self.n_members)
+                learned |= metrics_of(learner, learner.learn(filtered_batch), self.n_members)
             for part in self.parts.values():
                 part.learn(batch, progress)
         finally:
             self.collector.finish(batch)
         return learned
 
-    def _do_what_is_due(self, collected: int) -> None:
-        settings, now = self.config.evaluation, (self.frames, collected)
-        every = evaluation_period(self.config)
-        if self.trials is None and not self.done and is_due(every, *now):
+    def _run_periodic_tasks(self, collected: int) -> None:
+        settings, progress = self.config.evaluation, (self.frames, collected)
+        evaluation_frames = evaluation_period(self.config)
+        if self.trials is None and not self.done and is_due(evaluation_frames, *progress):
             self.results.scheduled(self.evaluate())
-        if not self.done and is_due(settings.animate_every, *now):
-            self._draw(f"animations/episode_{self.frames}.gif")
+        if not self.done and is_due(settings.animate_every, *progress):
+            self._write_animation(f"animations/episode_{self.frames}.gif")
         for part in self.parts.values():
             part.finish(self)
         self._save_if_due()
 
     def _save_if_due(self) -> None:
         every = self.config.checkpoint.every_iterations
-        if self._late() or (every and self.iteration % every == 0):
+        if self._timed_checkpoint_is_due() or (every and self.iteration % every == 0):
             self.save()
 
-    def _late(self) -> bool:
+    def _timed_checkpoint_is_due(self) -> bool:
         """Returns whether the next timed checkpoint is due, by the first rank's clock."""
         minutes = self.config.checkpoint.every_minutes
         if minutes is None:
             return False
-        late = time.monotonic() - self._saved_when >= 60 * minutes
-        return late if self.ranks.size == 1 else self.ranks.broadcast(late)
+        due = time.monotonic() - self._last_save_time >= 60 * minutes
+        return due if self.ranks.size == 1 else self.ranks.broadcast(due)
 
     @with_run_rng
     def evaluate(self) -> Any:
@@ -407,14 +407,14 @@ class Training:
             dict: the row, which is empty if no episodes are played; with several members, a list of
             rows.
         """
-        played = self._measure(self.policy)
-        return self.results.evaluation(self.progress, played, self._add_to_results)
+        played = self._play_evaluation(self.policy)
+        return self.results.evaluation(self.progress, played, self._pass_evaluation_to_parts)
 
-    def _add_to_results(self, results: Sequence[dict[str, Any]]) -> None:
+    def _pass_evaluation_to_parts(self, results: Sequence[dict[str, Any]]) -> None:
         for part in self.parts.values():
             part.evaluated(self, results)
 
-    def _measure(self, policy: Any, *, other: bool = False) -> list[Episodes]:
+    def _play_evaluation(self, policy: Any, *, other: bool = False) -> list[Episodes]:
         """Plays an evaluation's episodes; ``other`` swaps the most likely and sampled actions."""
         return self.play(lambda: self.results.play(policy, other=other))
 
@@ -427,50 +427,52 @@ class Training:
         found: list[Episodes] = []
         with self.ranks.rank_zero_first() as first, SINGLE_PROCESS.active():
             if first:
-                with self._apart():
+                with self._preserve_training_state():
                     found = episodes()
         return self.ranks.broadcast(found)
 
-    def _draw(self, path: str) -> None:
+    def _write_animation(self, path: str) -> None:
         """Writes an animation; this does not affect the training."""
-        if self._kept.writes:
-            with self._apart():
+        if self._run_folder.writes:
+            with self._preserve_training_state():
                 self.environments.draw(self.policy, self.team, self.folder / path)
             self.recorder.picture(self.folder / path, self.frames)
 
     @contextlib.contextmanager
-    def _apart(self) -> Iterator[None]:
+    def _preserve_training_state(self) -> Iterator[None]:
         shared = self.environments.shared
-        with put_back(self.env) if shared else contextlib.nullcontext(True) as goes_on:
+        with put_back(self.env) if shared else contextlib.nullcontext(True) as restored:
             yield
         # After an evaluation, a shared environment is restored, or else starts new episodes.
-        if not goes_on:
+        if not restored:
             self.collector.load_state_dict({})
             self.env.set_seed(self.config.seed + self.iteration)
             self.tracker.load_state_dict({})  # the evaluation has ended its episodes
-            self._cut()
+            self._cut_sequences()
 
     @with_run_rng
     def end(self) -> None:
         """Evaluates the trained policy, and writes a checkpoint and the summary."""
         self.recorder.close_bar()
         if self.trials is None:
-            self._note_end()
+            self._add_final_results()
         else:
             self.run.summary |= figures_of(self.config, self.frames, self.seconds)
         self.save()
-        if self._kept.writes:
+        if self._run_folder.writes:
             write_summary(self.folder, self.run.summary)
             self.recorder.summary(self.run.summary, self.frames)
         if self.config.evaluation.gif:
-            self._draw("episode.gif")
+            self._write_animation("episode.gif")
 
-    def _note_end(self) -> None:
+    def _add_final_results(self) -> None:
         """Adds the returns after training, the frames and the time to the summary."""
         if "return_after" not in self.run.summary:
             known = self.results.known(self.iteration)
             self.results.note("after", self.evaluate() if known is None else known)
-            self.results.conclude(self.progress, lambda: self._measure(self.policy, other=True))
+            self.results.conclude(
+                self.progress, lambda: self._play_evaluation(self.policy, other=True)
+            )
             for part in self.parts.values():
                 part.end(self)
             self.saved_at = None  # the checkpoint must be written again, with the new summary
@@ -483,12 +485,12 @@ class Training:
         if self.saved_at != self.iteration:
             with self.interruption.unbroken():
                 state = self.state_dict()
-                if self._kept.writes:
+                if self._run_folder.writes:
                     keep = self.config.checkpoint.keep
                     save_checkpoint(self.folder, self.iteration, state, keep)
                     self.save_members(state)
             self.saved_at = self.iteration
-            self._saved_when = time.monotonic()
+            self._last_save_time = time.monotonic()
             for part in self.parts.values():
                 part.saved(self)
         if not self.interruption.entered:
@@ -501,7 +503,7 @@ class Training:
 
     def leave(self) -> None:
         """Saves and closes the run after its loop was left early."""
-        if self._kept.release.alive:
+        if self._run_folder.release.alive:
             if "return_before" in self.run.summary and not self.interruption.entered:
                 self.save()
             self.close()
@@ -514,7 +516,7 @@ class Training:
         if self.config.distributed.enabled:
             self.collector.shutdown()
         self.environments.close()
-        self._kept.release()
+        self._run_folder.release()
         if self.left is not None:
             self.left.detach()
 
@@ -570,11 +572,11 @@ class Training:
         try:
             resumed = self.collector.load_state_dict(state["collector"])
         except TrustError as error:
-            how = "resume with --trust (in Python: trust=True), if you trust its author."
-            warnings.warn(f"{error} New episodes start; to resume exactly, {how}", stacklevel=2)
+            hint = "resume with --trust (in Python: trust=True), if you trust its author."
+            warnings.warn(f"{error} New episodes start; to resume exactly, {hint}", stacklevel=2)
         tracker = {name: value.to(self.device) for name, value in state["tracker"].items()}
         if any(len(value) != self.num_envs for value in tracker.values()):
             raise ValueError("running episodes of another number of envs")
         self.tracker.load_state_dict(tracker if resumed else {})
         if not resumed:
-            self._cut()
+            self._cut_sequences()

@@ -236,13 +236,13 @@ class AgentTable:
                 f"module {step.name} reads {list(step.module.in_keys)}, which no agent of {self} "
                 f"has: {self.describe_keys(0)}; correct its in_keys, or set partial_tolerant=True."
             )
-        if not _differ(columns, chosen):
+        if not _shapes_differ(columns, chosen):
             return chosen
         if any(UNKNOWN in (c[a] or ()) for c in columns for a in chosen):
             return step.agents
         if step.agents is None and step.width is not None:
             fitting = tuple(a for a in chosen if _total_width(columns, a) == step.width)
-            if fitting and not _differ(columns, fitting):
+            if fitting and not _shapes_differ(columns, fitting):
                 return fitting
         found = [f"{self.key(leaf)!r}: {_by_shape(c)}" for leaf, c in zip(step.reads, columns)]
         takes = "" if step.width is None else f" (its first layer takes {step.width} features)"
@@ -350,7 +350,7 @@ class SpecGroup(AgentTable):
         return f"{self.describe([agent])} has {', '.join(sorted(keys - {'action'}))}"
 
 
-def _differ(columns: Sequence[Sequence[Shape | None]], agents: Sequence[int]) -> bool:
+def _shapes_differ(columns: Sequence[Sequence[Shape | None]], agents: Sequence[int]) -> bool:
     return any(column[agent] != column[agents[0]] for column in columns for agent in agents[1:])
 
 
@@ -529,7 +529,7 @@ class DataGroup(AgentTable):
         """Writes the stored outputs into the TensorDict."""
         dense = {} if self.lazy else {leaf: self._joined(leaf) for leaf in self.written}
         if any(value is None for value in dense.values()):
-            self._loosen(root)
+            self._make_lazy(root)
         for leaf, parts in self.written.items():
             joined = dense.get(leaf)
             if joined is None and len(parts) == 1 and parts[0][0] == self.everyone:
@@ -563,7 +563,7 @@ class DataGroup(AgentTable):
         agree = len({(value.shape, value.dtype) for value in entries}) == 1
         return torch.stack(entries, self.dim) if agree else None
 
-    def _loosen(self, root: TensorDictBase) -> None:
+    def _make_lazy(self, root: TensorDictBase) -> None:
         """Turns a dense group into a lazily stacked group, since its agents now differ."""
         data = self.data
         if not self.inside:

@@ -251,13 +251,13 @@ class RoutedSequential(TensorDictSequential):
             self._fixed: list[Path] | None = list(self._specs)
         else:
             self._fixed = None if group is None else [as_path(group)]
-        self._survey([agents for _, agents in pairs])
+        self._read_routes([agents for _, agents in pairs])
         if not partial_tolerant:
             self._check_specs()
 
     # ------------------------------------------------------------------------- construction
 
-    def _survey(self, routes: Sequence[Any]) -> None:
+    def _read_routes(self, routes: Sequence[Any]) -> None:
         """Reads the modules' keys, widths and agents."""
         self._steps: list[Step] = []
         for i, (module, route) in enumerate(zip(self._module_iter(), routes)):
@@ -340,7 +340,7 @@ class RoutedSequential(TensorDictSequential):
                 continue
             routed = group is not None and (group.lazy or step.agents is not None)
             if group is None or not routed or isinstance(step.module, RoutedSequential):
-                root = self._run_plainly(step.module, root, groups)
+                root = self._run_unrouted(step.module, root, groups)
                 if group is not None:
                     group.record(step, group.everyone, strict=False)
             else:
@@ -370,7 +370,7 @@ class RoutedSequential(TensorDictSequential):
             groups[path] = DataGroup(root, path, data, self._specs.get(path))
         return groups[path]
 
-    def _run_plainly(
+    def _run_unrouted(
         self, module: TensorDictModuleBase, root: TensorDictBase, groups: dict[Path, DataGroup]
     ) -> TensorDictBase:
         """Runs a module on the whole TensorDict, as TorchRL does."""
@@ -500,12 +500,12 @@ class RoutedSequential(TensorDictSequential):
 
     def __setitem__(self, index: int | str, module: TensorDictModuleBase) -> None:
         self.module[index] = module  # type: ignore[index]
-        self._survey([step.agents for step in self._steps])
+        self._read_routes([step.agents for step in self._steps])
 
     def __delitem__(self, index: int) -> None:
         del self.module[index]
         del self._steps[index]
-        self._survey([step.agents for step in self._steps])
+        self._read_routes([step.agents for step in self._steps])
 
     def _part(self, indices: Iterable[int]) -> RoutedSequential:
         indices = list(indices)
