@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -49,12 +50,12 @@ class Body:
     @property
     def make_network(self) -> Callable[..., Any] | None:
         """The builder of one agent's network; None for a body over all agents."""
-        return _loaded(self.network)
+        return _tried(_loaded(self.network), "make_own_network")
 
     @property
     def make_body(self) -> Callable[..., Any] | None:
         """The builder of a body over all agents; None for networks of single agents."""
-        return _loaded(self.body)
+        return _tried(_loaded(self.body), "make_own_body")
 
 
 @dataclass(frozen=True)
@@ -194,3 +195,10 @@ def _loaded(maker: Maker | None) -> Callable[..., Any] | None:
         return maker
     module, _, name = maker.partition(":")
     return getattr(import_module(module), name)
+
+
+def _tried(make: Callable[..., Any] | None, name: str) -> Callable[..., Any] | None:
+    """Returns a builder whose networks are tried, unless the builder is of this package."""
+    if make is None or getattr(make, "__module__", "").startswith("torchrl_marl."):
+        return make
+    return partial(getattr(import_module(_BODIES), name), make)
