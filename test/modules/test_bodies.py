@@ -1,5 +1,7 @@
 """Bodies and ways of sharing of one's own."""
 
+from importlib.metadata import EntryPoint
+
 import pytest
 import torch
 from pictures import lively, picture_group
@@ -213,6 +215,25 @@ def test_a_mistake_in_a_way_of_sharing_is_named(way, message):
             make_actor(picture_group(Unbounded((3,)), n=4), NetworkConfig(sharing="wrong"))
     finally:
         registry.SHARINGS.remove("wrong")
+
+
+OWN_BODY = registry.Body("the network of mlp", network=make_mlp)
+OWN_SHARING = registry.Sharing("one network", lambda builder: builder.by_index([0] * 4))
+
+
+def test_a_package_brings_its_own(monkeypatch):
+    """A command has no line that registers them."""
+
+    def points(group):
+        what = {"torchrl_marl.bodies": "OWN_BODY", "torchrl_marl.sharings": "OWN_SHARING"}
+        return [EntryPoint("own", f"{__name__}:{what[group]}", group)] if group in what else []
+
+    monkeypatch.setattr("torchrl_marl.settings.registry.entry_points", points)
+    words = ["learner.actor.body=own", "learner.actor.sharing=own"]
+    actor = load_config("toy_arena_mappo", words).learner.actor
+    make_actor(picture_group(Unbounded((5,)), n=4), actor)
+    with pytest.raises(ConfigError, match="body 'own' is registered already"):
+        register_body("own", "another", network=linear_of((0, 0)))
 
 
 def mirrored(builder):

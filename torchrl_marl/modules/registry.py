@@ -1,7 +1,7 @@
 """Registry of bodies and ways of sharing, by their name in the settings. Imports no torch.
 
-A new entry needs a builder and one line in a table of this module. :func:`register_body` and
-:func:`register_sharing` add external entries.
+A new entry needs a builder and one line in a table of this module. :func:`register_body`,
+:func:`register_sharing` and entry points of installed packages add external entries.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ _KNOWN_BODIES = {
         network=f"{_BODIES}:make_simba",
     ),
 }
-BODIES = Meanings("body", Body, None, _KNOWN_BODIES)
+BODIES = Meanings("body", Body, "torchrl_marl.bodies", _KNOWN_BODIES)
 """All bodies."""
 
 _KNOWN_SHARINGS = {
@@ -138,7 +138,7 @@ _KNOWN_SHARINGS = {
     ),
     "index": Sharing("one network per index in sharing_index", f"{_WAYS}:index", needs_index=True),
 }
-SHARINGS = Meanings("sharing", Sharing, None, _KNOWN_SHARINGS)
+SHARINGS = Meanings("sharing", Sharing, "torchrl_marl.sharings", _KNOWN_SHARINGS)
 """All ways of sharing."""
 
 
