@@ -236,6 +236,13 @@ def test_a_package_brings_its_own(monkeypatch):
         register_body("own", "another", network=linear_of((0, 0)))
 
 
+@pytest.mark.parametrize("setting", ["actor.body", "actor.sharing", "algorithm"])
+def test_what_another_process_registered_is_asked_for(setting):
+    """It said only to use another, which would spoil the run of one's own."""
+    with pytest.raises(ConfigError, match="use learner.*, or register 'own1234' first"):
+        load_config("toy_arena_mappo", [f"learner.{setting}=own1234"])
+
+
 def mirrored(builder):
     """Builds the networks of ``sharing_index`` for the agents from the last to the first."""
     return builder.by_index(builder.config.sharing_index[::-1])
