@@ -11,6 +11,7 @@ from torchrl_marl.collectors import RolloutCollector, TeamPolicy
 from torchrl_marl.envs import make_env
 from torchrl_marl.envs.toy import Arena, Nim, Paces
 from torchrl_marl.learners import OnPolicyConfig, build_learners
+from torchrl_marl.learners.off_policy_config import ValueConfig
 from torchrl_marl.learners.offline_config import ImitationConfig
 from torchrl_marl.modules import NetworkConfig
 
@@ -45,6 +46,12 @@ def test_team_bootstrap_in_turn_based_environment_warns_once(world):
     (text,) = learn(world(4, seed=0), "team")
     assert "use learner.bootstrap=agent" in text
     assert not learn(world(4, seed=0), "agent")
+
+
+def test_iql_in_turns_suggests_an_algorithm_with_credit():
+    config = ValueConfig(algorithm="iql", learning_starts=0, minibatch_size=16)
+    (text,) = told_of_turns(Nim(4, seed=0), config, n=1)
+    assert "use learner.algorithm=mappo with learner.bootstrap=agent" in text
 
 
 def test_behavior_cloning_in_turns_does_not_warn():

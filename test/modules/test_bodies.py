@@ -1,5 +1,7 @@
 """Custom bodies and custom kinds of parameter sharing."""
 
+from importlib.metadata import EntryPoint
+
 import pytest
 import torch
 from pictures import lively, picture_group
@@ -138,6 +140,107 @@ class TestBodyOfOnesOwn:
         config = CriticConfig([8], body="mean", value_per="team")
         with pytest.raises(ConfigError, match="value_per is 'team', but a network over agents"):
             make_critic(picture_group(Unbounded((3,))), config)
+
+
+def linear_of(extra):
+    def make(inputs, out_features, config, *, gain, device=None, **cells):
+        return nn.Sequential(nn.Linear(inputs.width + extra[0], out_features + extra[1]))
+
+    return make
+
+
+class Stateful(MeanBody):
+    """Returns a hidden state, which bodies over all agents do not have."""
+
+    def forward(self, features, mask, context):
+        return super().forward(features, mask, context)[0], features
+
+
+class Pooled(MeanBody):
+    """Returns one row for the team."""
+
+    def forward(self, features, mask, context):
+        return super().forward(features, mask, context)[0].mean(-2), None
+
+
+class TestMistakeInABodyOfOnesOwn:
+    """Each is named before the first step; a wrong width once became an action out of range."""
+
+    @pytest.mark.parametrize(
+        ("maker", "message"),
+        [
+            ({"network": linear_of((0, 1))}, r"returns \[2, 5\] for .*, expected \[2, 4\]"),
+            ({"network": linear_of((1, 0))}, r"make fails on zeros \[2, 3\]: RuntimeError"),
+            ({"network": lambda *_, **__: None}, "returns a NoneType, expected a torch.nn.Module"),
+            ({"network": lambda inputs: None}, "fails: TypeError: .* unexpected keyword"),
+            ({"body": Stateful}, r"network of Stateful must return \(features, None\)"),
+            ({"body": Pooled}, r"Pooled returns \[2, 4\] for .*, expected \[2, 4, 4\]"),
+        ],
+    )
+    def test_it_is_named(self, maker, message):
+        register_body("wrong", "a mistake", **maker)
+        try:
+            with pytest.raises(ConfigError, match=message):
+                make_actor(picture_group(Unbounded((3,)), n=4), NetworkConfig(body="wrong"))
+        finally:
+            registry.BODIES.remove("wrong")
+
+    def test_trying_a_network_leaves_its_modes_and_statistics(self):
+        def make(inputs, out_features, config, **settings):
+            frozen = nn.BatchNorm1d(inputs.width).eval()
+            return nn.Sequential(frozen, nn.Linear(inputs.width, 8), nn.BatchNorm1d(8), own)
+
+        own = nn.Linear(8, 4)
+        register_body("norms", "with statistics", network=make)
+        try:
+            actor = make_actor(picture_group(Unbounded((3,)), n=4), NetworkConfig(body="norms"))
+        finally:
+            registry.BODIES.remove("norms")
+        first, last = (one for one in actor.modules() if isinstance(one, nn.BatchNorm1d))
+        assert (first.training, last.training, last.num_batches_tracked) == (False, True, 0)
+
+
+@pytest.mark.parametrize(
+    ("way", "message"),
+    [
+        (lambda builder: builder.by_index([0]), r"index is \[0\], expected a number for each of 4"),
+        (lambda builder: builder.by_index([0, 2, 0, 2]), "number the networks 0, 1, 2"),
+        (lambda builder: [0, 0, 1, 1], "returns a list, expected a torch.nn.Module"),
+    ],
+)
+def test_a_mistake_in_a_way_of_sharing_is_named(way, message):
+    register_sharing("wrong", "a mistake", way)
+    try:
+        with pytest.raises(ConfigError, match=message):
+            make_actor(picture_group(Unbounded((3,)), n=4), NetworkConfig(sharing="wrong"))
+    finally:
+        registry.SHARINGS.remove("wrong")
+
+
+OWN_BODY = registry.Body("the network of mlp", network=make_mlp)
+OWN_SHARING = registry.Sharing("one network", lambda builder: builder.by_index([0] * 4))
+
+
+def test_a_package_brings_its_own(monkeypatch):
+    """A command has no line that registers them."""
+
+    def points(group):
+        what = {"torchrl_marl.bodies": "OWN_BODY", "torchrl_marl.sharings": "OWN_SHARING"}
+        return [EntryPoint("own", f"{__name__}:{what[group]}", group)] if group in what else []
+
+    monkeypatch.setattr("torchrl_marl.settings.registry.entry_points", points)
+    words = ["learner.actor.body=own", "learner.actor.sharing=own"]
+    actor = load_config("toy_arena_mappo", words).learner.actor
+    make_actor(picture_group(Unbounded((5,)), n=4), actor)
+    with pytest.raises(ConfigError, match="body 'own' is registered already"):
+        register_body("own", "another", network=linear_of((0, 0)))
+
+
+@pytest.mark.parametrize("setting", ["actor.body", "actor.sharing", "algorithm"])
+def test_what_another_process_registered_is_asked_for(setting):
+    """It said only to use another, which would spoil the run of one's own."""
+    with pytest.raises(ConfigError, match="use learner.*, or register 'own1234' first"):
+        load_config("toy_arena_mappo", [f"learner.{setting}=own1234"])
 
 
 def mirrored(builder):

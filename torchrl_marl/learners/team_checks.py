@@ -161,6 +161,9 @@ def acts_in_turns(group: GroupSpec, batch: TensorDictBase) -> Tensor:
     return (mask[..., :-1, :] & waits & continues).any()
 
 
+_CREDITS_TURNS = "learner.algorithm=mappo with learner.bootstrap=agent"  # of other algorithms
+
+
 def check_turn_based(groups: Iterable[GroupSpec], batch: TensorDictBase, config: Any) -> None:
     """Refuses ``bootstrap="agent"`` if agents act in turns; warns of ``bootstrap="team"``.
 
@@ -173,7 +176,7 @@ def check_turn_based(groups: Iterable[GroupSpec], batch: TensorDictBase, config:
         ConfigError: agents act in turns or at different rates.
     """
     groups = list(groups)
-    warn_of_turns(groups, batch, config.bootstrap)
+    warn_of_turns(groups, batch, config.bootstrap, fix=_CREDITS_TURNS)
     for group in groups if config.bootstrap == "agent" else ():
         if bool(acts_in_turns(group, batch)):
             raise ConfigError(
@@ -183,13 +186,19 @@ def check_turn_based(groups: Iterable[GroupSpec], batch: TensorDictBase, config:
             )
 
 
-def warn_of_turns(groups: Iterable[GroupSpec], batch: TensorDictBase, bootstrap: str) -> None:
+def warn_of_turns(
+    groups: Iterable[GroupSpec],
+    batch: TensorDictBase,
+    bootstrap: str,
+    fix: str = "learner.bootstrap=agent",
+) -> None:
     """Warns of ``bootstrap="team"`` if agents act in turns or at different rates.
 
     Args:
         groups (iterable of GroupSpec): groups that are trained.
         batch (TensorDictBase): ``[E, T]``.
         bootstrap (str): value of the setting ``bootstrap``.
+        fix (str): settings of a learner that credits turns.
     """
     if bootstrap != "team":
         return
@@ -198,7 +207,7 @@ def warn_of_turns(groups: Iterable[GroupSpec], batch: TensorDictBase, bootstrap:
             warnings.warn(
                 f"group {group.name!r}: agents act in turns or at their own pace, but "
                 "learner.bootstrap is 'team', which ignores turns: rewards while an agent waits "
-                "are not credited to its last action; use learner.bootstrap=agent.",
+                f"are not credited to its last action; use {fix}.",
                 stacklevel=2,
             )
             return

@@ -11,7 +11,7 @@ Shapes: B any batch dims, N agents, I input features, O output features.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from torch.types import Device
 from torchrl.modules import MLP
 
-from torchrl_marl.errors import ConfigError
+from torchrl_marl.errors import ConfigError, UserError
 from torchrl_marl.modules.config import NetworkConfig
 from torchrl_marl.modules.inputs import Features
 from torchrl_marl.modules.networks import Context, Feedforward
+from torchrl_marl.specs import GroupSpec
 
 __all__ = [
     "ACTIVATIONS",
@@ -34,6 +35,8 @@ __all__ = [
     "initialize",
     "make_cnn",
     "make_mlp",
+    "make_own_body",
+    "make_own_network",
     "make_simba",
 ]
 
@@ -336,3 +339,104 @@ def initialize(network: nn.Module, gain: float) -> None:
         scale = gain if weight is weights[-1] else math.sqrt(2.0)
         for member in weight if weight.ndim == 3 else [weight]:
             nn.init.orthogonal_(member, scale)
+
+
+def make_own_network(
+    make: Callable[..., Any],
+    inputs: Features,
+    out_features: int,
+    config: NetworkConfig,
+    **settings: Any,
+) -> nn.Module:
+    """Builds one agent's network with a user's builder, ``[*B, I] -> [*B, O]``.
+
+    Args:
+        make (callable): the builder.
+        inputs, out_features, config, **settings: its arguments.
+
+    Raises:
+        ConfigError: the builder or its network raises an exception, or returns something else.
+    """
+    network = _built(make, inputs, out_features, config, **settings)
+    features = torch.zeros(2, inputs.width, device=settings.get("device"))
+    _check_output(make, features, _tried(make, network, features), out_features)
+    return network
+
+
+def make_own_body(
+    make: Callable[..., Any],
+    group: GroupSpec,
+    out_features: int,
+    config: NetworkConfig,
+    **settings: Any,
+) -> nn.Module:
+    """Builds a network over all agents with a user's builder, ``[*B, N, I] -> [*B, N, O]``.
+
+    Args:
+        make (callable): the builder.
+        group, out_features, config, **settings: its arguments.
+
+    Raises:
+        ConfigError: the builder or its network raises an exception, or returns something else.
+    """
+    network = _built(make, group, out_features, config, **settings)
+    size = 2, group.n_agents, group.observation_dim
+    features = torch.zeros(size, device=settings.get("device"))
+    found = _tried(make, network, features, None, Context())
+    if not (isinstance(found, tuple) and len(found) == 2 and found[1] is None):
+        raise ConfigError(
+            f"body: the network of {_name(make)} must return (features, None); a body over all "
+            "agents has no memory, which networks of single agents have (memory=gru)."
+        )
+    _check_output(make, features, found[0], out_features)
+    return network
+
+
+def _built(make: Callable[..., Any], *given: Any, **settings: Any) -> nn.Module:
+    try:
+        network = make(*given, **settings)
+    except Exception as error:
+        raise _failure(f"{_name(make)} fails", error) from error
+    if not isinstance(network, nn.Module):
+        raise ConfigError(
+            f"body: {_name(make)} returns a {type(network).__name__}, expected a torch.nn.Module."
+        )
+    return network
+
+
+def _tried(make: Callable[..., Any], network: nn.Module, *inputs: Any) -> Any:
+    """Returns a network's output; dropout and the statistics of norms stay untouched."""
+    modes = [(module, module.training) for module in network.modules()]
+    network.eval()
+    try:
+        with torch.no_grad():
+            return network(*inputs)
+    except Exception as error:
+        size = list(inputs[0].shape)
+        raise _failure(f"the network of {_name(make)} fails on zeros {size}", error) from error
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _failure(what: str, error: Exception) -> UserError:
+    if isinstance(error, UserError):
+        return error
+    why = " ".join(f"{type(error).__name__}: {error}".split())
+    return ConfigError(f"body: {what}: {why.rstrip('.')}.")
+
+
+def _check_output(
+    make: Callable[..., Any], features: Tensor, output: Any, out_features: int
+) -> None:
+    expected = [*features.shape[:-1], out_features]
+    found = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    if found != expected:
+        raise ConfigError(
+            f"body: the network of {_name(make)} returns {found} for features "
+            f"{list(features.shape)}, expected {expected}: out_features is {out_features}."
+        )
+
+
+def _name(make: Callable[..., Any]) -> str:
+    return getattr(make, "__qualname__", type(make).__name__)

@@ -150,7 +150,7 @@ def _state_critic(group, config, per_agent, head, device) -> AgentNetwork:
     if group.state_spec is None:
         raise ConfigError(
             f"group {group.name!r}: this environment gives no 'state' for the critic; use "
-            "central_input=observations, or with VMAS env.state=observations."
+            "central_input=observations, or env.state=world or observations where it has one."
         )
     reads_agents = body_of(config).make_body is not None
     if reads_agents or communicates(config):

@@ -1,13 +1,14 @@
 """Registry of bodies and ways of sharing, by their name in the settings. Imports no torch.
 
-A new entry needs a builder and one line in a table of this module. :func:`register_body` and
-:func:`register_sharing` add external entries.
+A new entry needs a builder and one line in a table of this module. :func:`register_body`,
+:func:`register_sharing` and entry points of installed packages add external entries.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -49,12 +50,12 @@ class Body:
     @property
     def make_network(self) -> Callable[..., Any] | None:
         """The builder of one agent's network; None for a body over all agents."""
-        return _loaded(self.network)
+        return _tried(_loaded(self.network), "make_own_network")
 
     @property
     def make_body(self) -> Callable[..., Any] | None:
         """The builder of a body over all agents; None for networks of single agents."""
-        return _loaded(self.body)
+        return _tried(_loaded(self.body), "make_own_body")
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ _KNOWN_BODIES = {
         network=f"{_BODIES}:make_simba",
     ),
 }
-BODIES = Meanings("body", Body, None, _KNOWN_BODIES)
+BODIES = Meanings("body", Body, "torchrl_marl.bodies", _KNOWN_BODIES)
 """All bodies."""
 
 _KNOWN_SHARINGS = {
@@ -137,7 +138,7 @@ _KNOWN_SHARINGS = {
     ),
     "index": Sharing("one network per index in sharing_index", f"{_WAYS}:index", needs_index=True),
 }
-SHARINGS = Meanings("sharing", Sharing, None, _KNOWN_SHARINGS)
+SHARINGS = Meanings("sharing", Sharing, "torchrl_marl.sharings", _KNOWN_SHARINGS)
 """All ways of sharing."""
 
 
@@ -194,3 +195,10 @@ def _loaded(maker: Maker | None) -> Callable[..., Any] | None:
         return maker
     module, _, name = maker.partition(":")
     return getattr(import_module(module), name)
+
+
+def _tried(make: Callable[..., Any] | None, name: str) -> Callable[..., Any] | None:
+    """Returns a builder whose networks are tried, unless the builder is of this package."""
+    if make is None or getattr(make, "__module__", "").startswith("torchrl_marl."):
+        return make
+    return partial(getattr(import_module(_BODIES), name), make)

@@ -85,8 +85,10 @@ class OneOf:
         advice = None if self._advice is None else self._advice(str(value))
         if advice is not None:
             return f"{found}; {advice.format(at=key.rpartition('.')[0])}."
-        use = closest(str(value), words) or words[0]
-        return f"{found}; {nearest(str(value), words)}use {key}={use}."
+        near = closest(str(value), words)
+        own = callable(self._words) and near is None  # words of a registry
+        register = f", or register {shown(value)} first (docs/extending.md)" if own else ""
+        return f"{found}; {nearest(str(value), words)}use {key}={near or words[0]}{register}."
 
 
 class AnyOf(OneOf):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.types import Device
 
+from torchrl_marl.errors import ConfigError
 from torchrl_marl.modules.bodies import make_mlp
 from torchrl_marl.modules.config import NetworkConfig, sharing_of
 from torchrl_marl.modules.inputs import Features, widest
@@ -139,7 +140,19 @@ class NetworkBuilder:
         return make_mlp(Features(in_features), out_features, self.config, **settings)
 
     def by_index(self, index: Sequence[int]) -> nn.Sequential:
-        """Builds networks by index, each as wide as the widest of its agents."""
+        """Builds networks by index, each as wide as the widest of its agents.
+
+        Args:
+            index (sequence of int): number of each agent's network, 0, 1, 2, ...
+
+        Raises:
+            ConfigError: an agent without a number, or a number without an agent.
+        """
+        if len(index) != self.n_agents or {*index} != {*range(len({*index}))}:
+            raise ConfigError(
+                f"sharing is {self.config.sharing!r}, whose index is {list(index)}, expected a "
+                f"number for each of {self.n_agents} agents; number the networks 0, 1, 2, ..."
+            )
         members = {
             number: [agent for agent, k in enumerate(index) if k == number] for number in index
         }
@@ -232,7 +245,13 @@ def share(
     of_agents = tuple(inputs), tuple(out_features), tuple(groups)
     teams = (0,) * len(groups) if teams is None else tuple(teams)
     builder = NetworkBuilder(make, *of_agents, config, gain, device, teams)
-    return sharing.make(builder)
+    networks = sharing.make(builder)
+    if not isinstance(networks, nn.Module):
+        raise ConfigError(
+            f"sharing is {config.sharing!r}, which returns a {type(networks).__name__}, expected "
+            "a torch.nn.Module, such as builder.by_index([0, 0, 1, 1])."
+        )
+    return networks
 
 
 def make_shared_mlp(
