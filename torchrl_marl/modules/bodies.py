@@ -357,9 +357,9 @@ def make_own_network(
     Raises:
         ConfigError: the builder or its network raises an exception, or returns something else.
     """
-    network = _built(make, inputs, out_features, config, **settings)
+    network = _call_builder(make, inputs, out_features, config, **settings)
     features = torch.zeros(2, inputs.width, device=settings.get("device"))
-    _check_output(make, features, _tried(make, network, features), out_features)
+    _check_output(make, features, _run_on_zeros(make, network, features), out_features)
     return network
 
 
@@ -379,32 +379,33 @@ def make_own_body(
     Raises:
         ConfigError: the builder or its network raises an exception, or returns something else.
     """
-    network = _built(make, group, out_features, config, **settings)
+    network = _call_builder(make, group, out_features, config, **settings)
     size = 2, group.n_agents, group.observation_dim
     features = torch.zeros(size, device=settings.get("device"))
-    found = _tried(make, network, features, None, Context())
+    found = _run_on_zeros(make, network, features, None, Context())
     if not (isinstance(found, tuple) and len(found) == 2 and found[1] is None):
         raise ConfigError(
-            f"body: the network of {_name(make)} must return (features, None); a body over all "
+            f"body: the network of {_name_of(make)} must return (features, None); a body over all "
             "agents has no memory, which networks of single agents have (memory=gru)."
         )
     _check_output(make, features, found[0], out_features)
     return network
 
 
-def _built(make: Callable[..., Any], *given: Any, **settings: Any) -> nn.Module:
+def _call_builder(make: Callable[..., Any], *given: Any, **settings: Any) -> nn.Module:
     try:
         network = make(*given, **settings)
     except Exception as error:
-        raise _failure(f"{_name(make)} fails", error) from error
+        raise _to_user_error(f"{_name_of(make)} fails", error) from error
     if not isinstance(network, nn.Module):
         raise ConfigError(
-            f"body: {_name(make)} returns a {type(network).__name__}, expected a torch.nn.Module."
+            f"body: {_name_of(make)} returns a {type(network).__name__}, expected a "
+            "torch.nn.Module."
         )
     return network
 
 
-def _tried(make: Callable[..., Any], network: nn.Module, *inputs: Any) -> Any:
+def _run_on_zeros(make: Callable[..., Any], network: nn.Module, *inputs: Any) -> Any:
     """Returns a network's output; dropout and the statistics of norms stay untouched."""
     modes = [(module, module.training) for module in network.modules()]
     network.eval()
@@ -413,13 +414,15 @@ def _tried(make: Callable[..., Any], network: nn.Module, *inputs: Any) -> Any:
             return network(*inputs)
     except Exception as error:
         size = list(inputs[0].shape)
-        raise _failure(f"the network of {_name(make)} fails on zeros {size}", error) from error
+        raise _to_user_error(
+            f"the network of {_name_of(make)} fails on zeros {size}", error
+        ) from error
     finally:
         for module, training in modes:
             module.training = training
 
 
-def _failure(what: str, error: Exception) -> UserError:
+def _to_user_error(what: str, error: Exception) -> UserError:
     if isinstance(error, UserError):
         return error
     why = " ".join(f"{type(error).__name__}: {error}".split())
@@ -433,10 +436,10 @@ def _check_output(
     found = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
     if found != expected:
         raise ConfigError(
-            f"body: the network of {_name(make)} returns {found} for features "
+            f"body: the network of {_name_of(make)} returns {found} for features "
             f"{list(features.shape)}, expected {expected}: out_features is {out_features}."
         )
 
 
-def _name(make: Callable[..., Any]) -> str:
+def _name_of(make: Callable[..., Any]) -> str:
     return getattr(make, "__qualname__", type(make).__name__)

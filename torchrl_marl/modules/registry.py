@@ -50,12 +50,12 @@ class Body:
     @property
     def make_network(self) -> Callable[..., Any] | None:
         """The builder of one agent's network; None for a body over all agents."""
-        return _tried(_loaded(self.network), "make_own_network")
+        return _checked(_loaded(self.network), "make_own_network")
 
     @property
     def make_body(self) -> Callable[..., Any] | None:
         """The builder of a body over all agents; None for networks of single agents."""
-        return _tried(_loaded(self.body), "make_own_body")
+        return _checked(_loaded(self.body), "make_own_body")
 
 
 @dataclass(frozen=True)
@@ -197,8 +197,8 @@ def _loaded(maker: Maker | None) -> Callable[..., Any] | None:
     return getattr(import_module(module), name)
 
 
-def _tried(make: Callable[..., Any] | None, name: str) -> Callable[..., Any] | None:
-    """Returns a builder whose networks are tried, unless the builder is of this package."""
+def _checked(make: Callable[..., Any] | None, name: str) -> Callable[..., Any] | None:
+    """Returns a builder that checks its networks; builders of this package need no check."""
     if make is None or getattr(make, "__module__", "").startswith("torchrl_marl."):
         return make
     return partial(getattr(import_module(_BODIES), name), make)
