@@ -262,7 +262,9 @@ def test_update_synchronizes_with_device_once(case, limit, monkeypatch):
     learner, _ = train(make_env, "trace", n=1, target_kl=limit, **settings)
     batch = make_collector(make_env(), learner).rollout()
     # As on a GPU; the CPU version reads numbers as bits.
-    monkeypatch.setattr(advantage, "_choose", lambda mask, a, b, like: torch.where(mask, a, b))
+    monkeypatch.setattr(
+        advantage, "_where_numbers", lambda mask, a, b, like: torch.where(mask, a, b)
+    )
     inputs, plain = {}, Program.flat
     monkeypatch.setattr(Program, "flat", lambda p, x: inputs.update({p: list(x)}) or plain(p, x))
     with count_syncs() as syncs:

@@ -216,7 +216,9 @@ def test_update_synchronizes_with_device_once(monkeypatch):
     learner = make(env, "trace")
     first, second = batches_of(env, learner, 2)
     learner.learn(first)
-    monkeypatch.setattr(advantage, "_choose", lambda mask, a, b, like: torch.where(mask, a, b))
+    monkeypatch.setattr(
+        advantage, "_where_numbers", lambda mask, a, b, like: torch.where(mask, a, b)
+    )
     with count_syncs() as syncs:
         learner.learn(second)
     assert [sync.operation for sync in syncs if sync.kind == "wait"] == ["Tensor.tolist"]

@@ -18,7 +18,7 @@ from torchrl_marl.learners.off_policy import OffPolicyLearner
 from torchrl_marl.learners.off_policy_config import ReplayConfig
 from torchrl_marl.learners.rows import rows_of
 from torchrl_marl.modules import CriticConfig, RecurrentNetworkConfig
-from torchrl_marl.objectives.own_actions import Choices, MovedActions
+from torchrl_marl.objectives.own_actions import ValuesOfChoices, ValuesOfMovedActions
 from torchrl_marl.specs.joining import of_members
 
 MEMBERS, ENVS, STEPS = 3, 4, 10
@@ -150,10 +150,10 @@ def test_members_need_no_more_copies_of_a_step_than_one_learner(whose):
     env = world(n_groups=2, n_agents=4, continuous_actions=False)
     [team] = Block(TeamSpec.from_env(env).groups).joined.values()
     many = of_members(team, MEMBERS)
-    one, all_ = (MovedActions(group, whose) for group in (team, many))
+    one, all_ = (ValuesOfMovedActions(group, whose) for group in (team, many))
     assert all_.moves.shape == (len(one.moves), MEMBERS * 4)
     assert all_.copy_of.tolist() == one.copy_of.tolist() * MEMBERS
-    one, all_ = (Choices(group, whose) for group in (team, many))
+    one, all_ = (ValuesOfChoices(group, whose) for group in (team, many))
     assert all_.mine.shape == (len(one.mine), MEMBERS * 4) and len(one.mine) == 4
 
 

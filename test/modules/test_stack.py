@@ -146,9 +146,9 @@ def test_members_larger_than_the_cache_run_in_chunks(pad, monkeypatch):
     inputs = [torch.randn(BATCH, module[0][0].in_features) for module in modules]
     calls = []
     monkeypatch.setattr(batched, "CACHE", 2 * BATCH * 8 * 4)
-    apply = batched._Layers.apply
+    apply = batched._StackedLayers.apply
     monkeypatch.setattr(
-        batched._Layers, "apply", lambda *a: calls.append(a[2].shape[0]) or apply(*a)
+        batched._StackedLayers, "apply", lambda *a: calls.append(a[2].shape[0]) or apply(*a)
     )
     assert_equals_loop(stack(modules, pad=pad), modules, inputs)
     assert calls == [2, 2, 1]

@@ -114,7 +114,7 @@ def test_dead_agents_have_the_mean_value_of_acting_ones():
     value = torch.tensor([[[3.0], [100.0], [float("nan")]]])
 
     def shared(told):
-        sources = estimator._best_valued(told, living)
+        sources = estimator._value_sources(told, living)
         return share(value, living, sources, estimator.per_group).flatten().tolist()
 
     assert shared(acting) == [3.0, 100.0, 3.0]
@@ -329,7 +329,7 @@ def test_invalid_settings_and_rewards_raise():
 @pytest.mark.parametrize("bootstrap", ["team", "agent"])
 @pytest.mark.parametrize("centralized", [False, True])
 def test_fast_values_evaluate_fewer_steps(bootstrap, centralized, monkeypatch):
-    monkeypatch.setattr(estimator_module, "_IN_CACHE", 16)
+    monkeypatch.setattr(estimator_module, "_CACHED_CHUNK", 16)
     torch.manual_seed(0)
     group = make_group(n=2, o=3)
     critic = make_critic(group, NetworkConfig([8]), centralized=centralized)

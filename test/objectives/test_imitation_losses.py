@@ -155,8 +155,8 @@ class TestTD3BC:
         value, _ = plain.actor_loss(td)
         expected = torch.autograd.grad(value, parameters[1])
         data = plain.inputs(td)
-        acted, _ = plain._act(data)
-        values = plain.moved(data, acted, plain._values, None)[td["car", "mask"]]
+        acted, _ = plain._policy_actions(data)
+        values = plain.moved(data, acted, plain._critic_values, None)[td["car", "mask"]]
         weight = 2.5 / values.abs().mean()
         for x, y in zip(found, expected):
             torch.testing.assert_close(x, weight * y, rtol=1e-4, atol=1e-6)

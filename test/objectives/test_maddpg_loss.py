@@ -340,7 +340,7 @@ def test_illegal_actions_are_never_drawn_and_get_no_gradient():
     actor, critic = networks(group)
     loss = MADDPGLoss(actor, critic, group=group, functional=False)
     td = steps(group, 64, alive=1.1)
-    drawn, _ = loss._act(td)
+    drawn, _ = loss._policy_actions(td)
     legal = td["car", "action_mask"] | ~td["car", "action_mask"].any(-1, keepdim=True)
     assert torch.equal(drawn.detach().sum(-1).round(), torch.ones(64, 3))
     assert not bool((drawn.detach()[~legal] > 1e-6).any())

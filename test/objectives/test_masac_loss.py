@@ -216,7 +216,7 @@ def test_target_entropy_counts_own_actions_only():
     td = steps(group, 1, alive=1.1)
     td["car", "action_mask"] = torch.tensor([[[1, 0, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0]]]).bool()
     loss = MASACLoss(*networks(group), group=group)
-    found = loss._act(td).target_entropy
+    found = loss._policy_actions(td).target_entropy
     torch.testing.assert_close(found.flatten(), 0.5 * torch.tensor([2.0, 4.0, 4.0]).log())
 
 
@@ -321,4 +321,4 @@ def test_invalid_settings_raise():
         with pytest.raises(ValueError, match="expected"):
             MASACLoss(*networks(group), group=group, **wrong)
     with pytest.raises(ValueError, match="expected"):
-        own_actions.MovedActions(group, "own")
+        own_actions.ValuesOfMovedActions(group, "own")

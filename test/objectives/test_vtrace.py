@@ -66,7 +66,7 @@ def test_importance_ratios_per_agent_and_joint(ratio):
         signals["given"] = given
         return given[1:3]
 
-    gae._estimator = lambda data, learned, turns: keep
+    gae._make_estimate = lambda data, learned, turns: keep
     gae(td.clone())
     with torch.no_grad():
         fresh = loss.actor_network.get_dist(td).log_prob(td["car", "action"])

@@ -90,13 +90,13 @@ def gae(
     if mask is None:
         base, decay = _plain_recursion(reward, value, next_value, done, terminated, gamma, lmbda)
     else:
-        value = _keep(value, mask)
+        value = _zero_where_false(value, mask)
         base, decay = _masked_recursion(
             reward, value, next_value, done, terminated, mask, gamma, lmbda
         )
-    advantage = _accumulate(base, decay)
+    advantage = _run_recursion(base, decay)
     if mask is not None:
-        advantage = _keep(advantage, mask, fresh=True)
+        advantage = _zero_where_false(advantage, mask, in_place=True)
     return advantage, advantage + value
 
 
@@ -183,53 +183,56 @@ def vtrace(
     signals = reward, value, next_value, done, terminated
     delta, _ = gae(*signals, gamma=gamma, lmbda=0.0, mask=acts)
     if acts is None:
-        carried = _choose(done, 0.0, gamma * lmbda, reward)
+        decay = _where_numbers(done, 0.0, gamma * lmbda, reward)
     else:
-        log_ratio, value = _keep(log_ratio, acts), _keep(value, acts)
-        carried = _decay(done, acts, gamma, lmbda, reward)
+        log_ratio, value = _zero_where_false(log_ratio, acts), _zero_where_false(value, acts)
+        decay = _decay(done, acts, gamma, lmbda, reward)
     ratio = log_ratio.exp()
-    rho, cut = ratio.clamp(max=rho_clip), ratio.clamp(max=c_clip)
+    rho, trace = ratio.clamp(max=rho_clip), ratio.clamp(max=c_clip)
     if acts is not None:
-        cut = torch.where(acts, cut, 1.0)  # a waiting step passes on its next value
-    correction = _accumulate(rho * delta, carried * cut)
+        trace = torch.where(acts, trace, 1.0)  # a waiting step passes on its next value
+    correction = _run_recursion(rho * delta, decay * trace)
     following = torch.zeros_like(correction)
     following[..., :-1, :, :] = correction[..., 1:, :, :]
-    advantage = delta + carried * following
+    advantage = delta + decay * following
     if weigh:
         advantage = rho * advantage
     if acts is not None:
-        advantage, correction = _keep(advantage, acts), _keep(correction, acts)
+        advantage, correction = (
+            _zero_where_false(advantage, acts),
+            _zero_where_false(correction, acts),
+        )
     return advantage, correction + value
 
 
 # The recursion is x_t = base_t + decay_t * x_{t+1}. On a CPU its cost is memory traffic, so new
 # tensors are changed in place.
 def _plain_recursion(reward, value, next_value, done, terminated, gamma, lmbda):
-    base = _keep(next_value, ~terminated).mul_(gamma).add_(reward).sub_(value)
-    return base, _choose(done, 0.0, gamma * lmbda, reward)
+    base = _zero_where_false(next_value, ~terminated).mul_(gamma).add_(reward).sub_(value)
+    return base, _where_numbers(done, 0.0, gamma * lmbda, reward)
 
 
 def _masked_recursion(reward, value, next_value, done, terminated, mask, gamma, lmbda):
     # In a step in which the agent acts, x is the advantage. In a masked step it is the return that
     # the last step in which the agent acted must still add.
-    ends, acts_next = _ends_and_next(done, mask)
+    ends, acts_next = _ends_and_next_acting(done, mask)
     after_end = torch.zeros_like(done)
     after_end[..., 1:, :, :] = done[..., :-1, :, :]
-    base = _keep(next_value, (ends | acts_next) & ~terminated)
+    base = _zero_where_false(next_value, (ends | acts_next) & ~terminated)
     base = base.mul_(gamma).add_(reward).sub_(value)
     # An agent's dead steps may hold any value; no earlier step reads them.
-    base = _keep(base, mask | ~after_end, fresh=True)
+    base = _zero_where_false(base, mask | ~after_end, in_place=True)
     return base, _decay(done, mask, gamma, lmbda, reward)
 
 
 def _decay(done, mask, gamma, lmbda, like):
     """Returns the factor of the next step: 1 if the agent does not act in it; 0 at an end."""
-    ends, acts_next = _ends_and_next(done, mask)
-    decay = _choose(acts_next, gamma * lmbda, 1.0, like)
-    return _keep(decay, ~ends, fresh=True)
+    ends, acts_next = _ends_and_next_acting(done, mask)
+    decay = _where_numbers(acts_next, gamma * lmbda, 1.0, like)
+    return _zero_where_false(decay, ~ends, in_place=True)
 
 
-def _ends_and_next(done, mask):
+def _ends_and_next_acting(done, mask):
     ends = done.clone()
     ends[..., -1, :, :] = True
     acts_next = torch.ones_like(mask)
@@ -237,7 +240,7 @@ def _ends_and_next(done, mask):
     return ends, acts_next
 
 
-def _accumulate(base: Tensor, decay: Tensor) -> Tensor:
+def _run_recursion(base: Tensor, decay: Tensor) -> Tensor:
     rows, decays = list(base.unbind(-3)), decay.unbind(-3)
     differentiable = torch.is_grad_enabled() and base.requires_grad
     for t in range(len(rows) - 2, -1, -1):
@@ -249,33 +252,39 @@ def _accumulate(base: Tensor, decay: Tensor) -> Tensor:
 
 
 # On a CPU, bitwise operations are ten times faster than torch.where.
-_WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_INTEGER_DTYPES = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def _keep(value: Tensor, mask: Tensor, fresh: bool = False) -> Tensor:
-    """Returns the value where the mask is True, 0 elsewhere; with ``fresh``, in place."""
+def _zero_where_false(value: Tensor, mask: Tensor, in_place: bool = False) -> Tensor:
+    """Returns the value where the mask is True, 0 elsewhere; with ``in_place``, in its memory."""
     if value.is_cuda or (torch.is_grad_enabled() and value.requires_grad):
         return torch.where(mask, value, 0.0)
-    word = _WORDS[value.element_size()]
-    bits, kept = value.view(word), mask.to(word).neg_()
+    integer = _INTEGER_DTYPES[value.element_size()]
+    bits, mask_bits = value.view(integer), mask.to(integer).neg_()
     # The mask's memory can hold the result, unless the value's can.
-    kept = bits.bitwise_and_(kept) if fresh else kept.bitwise_and_(bits)
-    return kept.view(value.dtype)
+    mask_bits = bits.bitwise_and_(mask_bits) if in_place else mask_bits.bitwise_and_(bits)
+    return mask_bits.view(value.dtype)
 
 
-def _choose(mask: Tensor, yes: float | Tensor, no: float | Tensor, like: Tensor) -> Tensor:
+def _where_numbers(
+    mask: Tensor, if_true: float | Tensor, if_false: float | Tensor, like: Tensor
+) -> Tensor:
     """Selects one of two numbers, in another tensor's dtype."""
-    if mask.is_cuda or isinstance(yes, Tensor) or isinstance(no, Tensor):
-        return torch.where(mask, yes, no).to(like.dtype)
-    word = _WORDS[like.element_size()]
-    first, second = _as_words(yes, no, like.dtype)
-    bits = mask.to(word).neg_().bitwise_and_(first ^ second).bitwise_xor_(second)
+    if mask.is_cuda or isinstance(if_true, Tensor) or isinstance(if_false, Tensor):
+        return torch.where(mask, if_true, if_false).to(like.dtype)
+    integer = _INTEGER_DTYPES[like.element_size()]
+    true_bits, false_bits = _bits_of_numbers(if_true, if_false, like.dtype)
+    bits = mask.to(integer).neg_().bitwise_and_(true_bits ^ false_bits).bitwise_xor_(false_bits)
     return bits.view(like.dtype)
 
 
 @functools.cache
-def _as_words(yes: float, no: float, dtype: torch.dtype) -> list[int]:
-    return torch.tensor([yes, no], dtype=dtype).view(_WORDS[dtype.itemsize]).tolist()
+def _bits_of_numbers(if_true: float, if_false: float, dtype: torch.dtype) -> list[int]:
+    return (
+        torch.tensor([if_true, if_false], dtype=dtype)
+        .view(_INTEGER_DTYPES[dtype.itemsize])
+        .tolist()
+    )
 
 
 def _check_inputs(function: str, **tensors: Tensor) -> None:
@@ -284,7 +293,7 @@ def _check_inputs(function: str, **tensors: Tensor) -> None:
     if len(set(shapes.values())) > 1 or len(first) < 3 or first[-1] != 1:
         found = ", ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items())
         raise ValueError(
-            f"{function}: expected {_NUMBERS[len(shapes)]} tensors of one shape [*B, T, N, 1], "
+            f"{function}: expected {_NUMERALS[len(shapes)]} tensors of one shape [*B, T, N, 1], "
             f"found {found}; expand a team's tensors over its agents."
         )
     for name in ("done", "terminated"):
@@ -294,4 +303,4 @@ def _check_inputs(function: str, **tensors: Tensor) -> None:
             )
 
 
-_NUMBERS = {4: "four", 5: "five", 6: "six"}
+_NUMERALS = {4: "four", 5: "five", 6: "six"}

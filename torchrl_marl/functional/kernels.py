@@ -139,23 +139,23 @@ def _gae_rows(
         r = tl.load(reward + b * reward_b + t * reward_t + n * reward_n, inside, other=0.0)
         v = tl.load(value + b * value_b + t * value_t + n * value_n, inside, other=0.0)
         v_next = tl.load(next_value + b * next_b + t * next_t + n * next_n, inside, other=0.0)
-        at = terminated + b * terminated_b + t * terminated_t + n * terminated_n
-        goes_on = tl.load(at, inside, other=0) == 0
-        at = done + b * done_b + (t - 1) * done_t + n * done_n
-        done_before = tl.load(at, inside & (t > 0), other=0) != 0
+        address = terminated + b * terminated_b + t * terminated_t + n * terminated_n
+        continues = tl.load(address, inside, other=0) == 0
+        address = done + b * done_b + (t - 1) * done_t + n * done_n
+        done_before = tl.load(address, inside & (t > 0), other=0) != 0
         if MASKED:
             acts = tl.load(mask + b * mask_b + t * mask_t + n * mask_n, inside, other=0) != 0
         else:
             acts = inside
         v = tl.where(acts, v, 0.0)
-        base = tl.where((done_now | acts_next) & goes_on, v_next, 0.0) * gamma + r - v
+        base = tl.where((done_now | acts_next) & continues, v_next, 0.0) * gamma + r - v
         base = tl.where(acts | (done_before == 0), base, 0.0)
         factor = tl.where(done_now, 0.0, tl.where(acts_next, decay, 1.0))
         following = base + factor * following
         out = tl.where(acts, following, 0.0)
-        to = (b * n_steps + t) * n_agents + n
-        tl.store(advantage + to, out, inside)
-        tl.store(target + to, out + v, inside)
+        result_index = (b * n_steps + t) * n_agents + n
+        tl.store(advantage + result_index, out, inside)
+        tl.store(target + result_index, out + v, inside)
         acts_next = acts
         done_now = done_before
         t -= 1

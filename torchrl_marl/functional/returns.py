@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from torchrl_marl.functional.advantage import (
-    _accumulate,
     _check_inputs,
-    _choose,
-    _ends_and_next,
+    _ends_and_next_acting,
+    _run_recursion,
+    _where_numbers,
 )
 from torchrl_marl.functional.statistics import expand_mask, fit_mask
 
@@ -153,7 +153,7 @@ def fill_next(next_value: Tensor, known: Tensor, done: Tensor, *, gamma: float |
     base = torch.where(known, next_value, 0.0)
     passes = ~(known | done)
     passes[..., -1, :, :] = False
-    return _accumulate(base, torch.where(passes, gamma, 0.0).to(base.dtype))
+    return _run_recursion(base, torch.where(passes, gamma, 0.0).to(base.dtype))
 
 
 def q_lambda(
@@ -211,15 +211,15 @@ def q_lambda(
         "q_lambda", reward=reward, next_value=next_value, done=done, terminated=terminated
     )
     acts = torch.ones_like(done) if mask is None else fit_mask(mask, reward)
-    ends, acts_next = _ends_and_next(done, acts)
+    ends, acts_next = _ends_and_next_acting(done, acts)
     # The value of a step without a greedy action, or after its episode, may be anything.
     bootstraps = (ends | acts_next) & ~terminated
-    share = _choose(ends, 1.0, 1.0 - lmbda, reward)
+    share = _where_numbers(ends, 1.0, 1.0 - lmbda, reward)
     base = reward + torch.where(bootstraps, gamma * share * next_value, 0.0)
     if mask is not None:
         after_end = torch.zeros_like(done)
         after_end[..., 1:, :, :] = done[..., :-1, :, :]
         base = torch.where(acts | ~after_end, base, 0.0)
-    decay = torch.where(ends, 0.0, _choose(acts_next, gamma * lmbda, 1.0, reward))
-    returns = _accumulate(base, decay)
+    decay = torch.where(ends, 0.0, _where_numbers(acts_next, gamma * lmbda, 1.0, reward))
+    returns = _run_recursion(base, decay)
     return torch.where(acts, returns, 0.0)

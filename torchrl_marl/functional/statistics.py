@@ -113,12 +113,12 @@ def masked_moments(
     """
     dims = _dims(value, dim)
     mask = torch.ones_like(value, dtype=torch.bool) if mask is None else fit_mask(mask, value)
-    own = torch.where(mask, value, 0.0).sum(dims, keepdim=True)
-    total, count = ranks.sum_all([own, mask.sum(dims, keepdim=True)])
+    local = torch.where(mask, value, 0.0).sum(dims, keepdim=True)
+    total, count = ranks.sum_all([local, mask.sum(dims, keepdim=True)])
     count = count.clamp_min(1)
     mean = total / count
-    own = torch.where(mask, value - mean, 0.0).square().sum(dims, keepdim=True)
-    variance = ranks.sum_all([own])[0] / count
+    local = torch.where(mask, value - mean, 0.0).square().sum(dims, keepdim=True)
+    variance = ranks.sum_all([local])[0] / count
     if keepdim:
         return mean, variance
     return mean.squeeze(dims), variance.squeeze(dims)
@@ -238,7 +238,7 @@ class PerGroup(nn.Module):
         """Returns the sum of the elements selected by a mask, per group."""
         if self.membership is None:
             return (value if mask is None else value.where(fit_mask(mask, value), 0.0)).sum()
-        rows, alive = self._rows(value, mask)
+        rows, alive = self._as_rows(value, mask)
         return self.sum((rows if alive is None else rows.where(alive, 0.0)).sum(0))
 
     def mean(
@@ -255,7 +255,7 @@ class PerGroup(nn.Module):
             return self.total(value, mask) / count
         if self.membership is None:
             return masked_mean(value, mask)
-        rows, alive = self._rows(value, mask)
+        rows, alive = self._as_rows(value, mask)
         if alive is None:
             return self.sum(rows.sum(0)) / (self.membership.sum(0) * rows.shape[0])
         number = self.sum(alive.sum(0).to(rows.dtype))
@@ -274,7 +274,7 @@ class PerGroup(nn.Module):
         ranks = current() if ranks is None else ranks
         if self.membership is None:
             return masked_moments(value, mask, ranks=ranks)
-        rows, alive = self._rows(value, mask)
+        rows, alive = self._as_rows(value, mask)
         count = None
         if ranks.size > 1:
             count = ranks.sum_all([self.number(rows, alive)])[0].clamp_min(1)
@@ -293,7 +293,7 @@ class PerGroup(nn.Module):
         """Returns the number of elements selected by a mask, per group, at least 1."""
         if self.membership is None:
             return value.numel() if mask is None else mask.sum().clamp_min(1)
-        rows, alive = self._rows(value, mask)
+        rows, alive = self._as_rows(value, mask)
         alive = torch.ones_like(rows) if alive is None else alive.to(rows.dtype)
         return self.sum(alive.sum(0)).clamp_min(1)
 
@@ -301,22 +301,22 @@ class PerGroup(nn.Module):
         """Returns 1.0 for groups with a True element in the mask of any rank, else 0.0."""
         dtype = torch.get_default_dtype()
         if self.membership is None:
-            own = mask.any().to(dtype)
+            local = mask.any().to(dtype)
         else:
-            own = self.sum(self._rows(mask, None)[0].any(0).to(dtype))
-        return (current().sum_all([own])[0] > 0).to(dtype)
+            local = self.sum(self._as_rows(mask, None)[0].any(0).to(dtype))
+        return (current().sum_all([local])[0] > 0).to(dtype)
 
     def logsumexp(self, value: Tensor) -> Tensor:
         """Returns the logarithm of the summed exponentials; minus infinity adds nothing."""
         if self.membership is None:
             return value.reshape(1, -1).logsumexp(-1)[0]
-        return self._of_groups(self._rows(value, None)[0].T.logsumexp(-1)).logsumexp(-1)
+        return self._by_group(self._as_rows(value, None)[0].T.logsumexp(-1)).logsumexp(-1)
 
     def amax(self, value: Tensor) -> Tensor:
         """Returns the largest element."""
         if self.membership is None:
             return value.reshape(1, -1).amax(-1)[0]
-        return self._of_groups(self._rows(value, None)[0].T.amax(-1)).amax(-1)
+        return self._by_group(self._as_rows(value, None)[0].T.amax(-1)).amax(-1)
 
     def standardize(
         self, value: Tensor, mask: Tensor | None = None, exclude_dims: Sequence[int] = ()
@@ -344,11 +344,14 @@ class PerGroup(nn.Module):
             return masked_standardize(value, mask, dims, ranks=ranks)
         values = value.split(self.sizes, -2)
         masks = [None] * self.n_groups if mask is None else mask.split(self.sizes, -1)
-        each = zip(values, masks)
-        rows = [masked_standardize(own, alive, dims, ranks=ranks) for own, alive in each]
+        groups = zip(values, masks)
+        rows = [
+            masked_standardize(group_value, alive, dims, ranks=ranks)
+            for group_value, alive in groups
+        ]
         return torch.cat(rows, -2)
 
-    def _rows(self, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def _as_rows(self, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Returns ``[*B, N]`` or ``[*B, N, 1]`` as ``[M, N]``."""
         assert self.membership is not None
         n = self.membership.shape[0]
@@ -363,7 +366,7 @@ class PerGroup(nn.Module):
             mask = fit_mask(mask, value).reshape(-1, n)
         return value.reshape(-1, n), mask
 
-    def _of_groups(self, of_agents: Tensor) -> Tensor:
+    def _by_group(self, of_agents: Tensor) -> Tensor:
         """Returns ``[N]`` as ``[G, N]``, with minus infinity outside each group."""
         assert self.membership is not None
         return torch.where(self.membership.T > 0, of_agents, -torch.inf)

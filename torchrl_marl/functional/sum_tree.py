@@ -66,18 +66,18 @@ class SumTree:
         self.capacity, self.width = capacity, width
         zeros = functools.partial(torch.zeros, dtype=torch.float64, device=device)
         self._sums: list[Tensor] = []  # sums of all nodes, by level from the values to the root
-        self._ends: list[Tensor] = []  # 0, and the running sums of each node's children
+        self._prefix_sums: list[Tensor] = []  # 0, and the running sums of each node's children
         nodes = capacity
         while not self._sums or nodes > 1:
             nodes = -(-nodes // width)
             self._sums.append(zeros(nodes * width))
-            self._ends.append(zeros(nodes, width + 1))
+            self._prefix_sums.append(zeros(nodes, width + 1))
         self._sums.append(zeros(1))
 
     @property
     def tensors(self) -> list[Tensor]:
         """All tensors that a graph reads and writes."""
-        return [*self._sums, *self._ends]
+        return [*self._sums, *self._prefix_sums]
 
     @property
     def total(self) -> Tensor:
@@ -111,7 +111,7 @@ class SumTree:
                 f"{tuple(value.shape)}, expected one shape [M]."
             )
         value = value.to(torch.float64)
-        torch.ops.torchrl_marl.sum_tree_set_(self._sums, self._ends, index, value, [])
+        torch.ops.torchrl_marl.sum_tree_set_(self._sums, self._prefix_sums, index, value, [])
 
     def fill(self, first: int, values: Tensor) -> None:
         """Sets consecutive values from the index ``first`` on; cannot be captured in a graph.
@@ -130,11 +130,11 @@ class SumTree:
                 f"SumTree.fill: values from {start} to {stop} exceed the capacity {self.capacity}."
             )
         self._sums[0][start:stop].copy_(values)
-        for own, running, above in zip(self._sums, self._ends, self._sums[1:]):
+        for level, prefix, parents in zip(self._sums, self._prefix_sums, self._sums[1:]):
             start, stop = start // self.width, -(-stop // self.width)
-            children = own.view(-1, self.width)[start:stop]
-            running[start:stop, 1:].copy_(_running_sums(children))
-            above[start:stop].copy_(running[start:stop, -1])
+            children = level.view(-1, self.width)[start:stop]
+            prefix[start:stop, 1:].copy_(_running_sums(children))
+            parents[start:stop].copy_(prefix[start:stop, -1])
 
     def sample(self, uniform: Tensor) -> Tensor:
         """Returns indices sampled in proportion to their values; a value of 0 is never sampled.
@@ -155,32 +155,32 @@ class SumTree:
                 f"SumTree.sample: numbers are {uniform.dtype} of shape {tuple(uniform.shape)}, "
                 "expected torch.float64 [M]; draw them by torch.rand(M, dtype=torch.float64)."
             )
-        rest = uniform * self._sums[-1]
+        remainder = uniform * self._sums[-1]
         node = torch.zeros_like(uniform, dtype=torch.long)
         zero = torch.zeros_like(self._sums[-1])
-        sizes = [self.capacity, *map(len, self._ends)]  # of the level below
-        for ends, size in zip(reversed(self._ends), reversed(sizes[:-1])):
-            row = ends.index_select(0, node)
+        sizes = [self.capacity, *map(len, self._prefix_sums)]  # of the level below
+        for prefix, size in zip(reversed(self._prefix_sums), reversed(sizes[:-1])):
+            row = prefix.index_select(0, node)
             # Rounding may lead past the last child with a positive value.
-            rest = torch.minimum(rest, torch.nextafter(row[:, -1], zero))
-            child = torch.searchsorted(row, rest.unsqueeze(1), right=True) - 1
-            rest = rest - row.gather(1, child).squeeze(1)
+            remainder = torch.minimum(remainder, torch.nextafter(row[:, -1], zero))
+            child = torch.searchsorted(row, remainder.unsqueeze(1), right=True) - 1
+            remainder = remainder - row.gather(1, child).squeeze(1)
             # NaN leads to the last node, not out of the tree.
             node = (node * self.width + child.squeeze(1)).clamp_max(size - 1)
         return node
 
 
-def _set_(
+def _set_values_(
     sums: list[Tensor], ends: list[Tensor], index: Tensor, value: Tensor, before: list[Tensor]
 ) -> None:
     sums[0].index_fill_(0, index, 0.0)
     sums[0].scatter_reduce_(0, index, value, "amax")
-    for own, running, above in zip(sums, ends, sums[1:]):
-        width = running.shape[1] - 1
+    for level, prefix, parents in zip(sums, ends, sums[1:]):
+        width = prefix.shape[1] - 1
         index = index // width
-        row = _running_sums(own.view(-1, width).index_select(0, index))
-        running[:, 1:].index_copy_(0, index, row)
-        above.index_copy_(0, index, row[:, -1])
+        row = _running_sums(level.view(-1, width).index_select(0, index))
+        prefix[:, 1:].index_copy_(0, index, row)
+        parents.index_copy_(0, index, row[:, -1])
 
 
 def _running_sums(children: Tensor) -> Tensor:
@@ -191,5 +191,5 @@ def _running_sums(children: Tensor) -> Tensor:
     return torch.where(children > 0, sums, 0.0).cummax(-1).values
 
 
-_LIBRARY.impl("sum_tree_set_", _set_, "CompositeExplicitAutograd")
+_LIBRARY.impl("sum_tree_set_", _set_values_, "CompositeExplicitAutograd")
 _LIBRARY.impl("sum_tree_set_", lambda *arguments: None, "Meta")

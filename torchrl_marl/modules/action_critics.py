@@ -27,7 +27,7 @@ from torchrl_marl.modules.inputs import (
 )
 from torchrl_marl.modules.normalization import ObservationNorm
 from torchrl_marl.specs import GroupSpec
-from torchrl_marl.specs.groups import own_first
+from torchrl_marl.specs.groups import move_padding_last
 from torchrl_marl.specs.joining import JoinedGroup, PopulationGroup
 
 __all__ = [
@@ -120,11 +120,11 @@ class ObservationsAndActions(nn.Module):
     ) -> None:
         super().__init__()
         self.agents, self.actions = AgentInput(seen, norm, device), actions
-        place = _places(seen, group)
-        everyone = place == list(range(group.n_agents))
+        place = _positions_in_group(seen, group)
+        same_agents = place == list(range(group.n_agents))
         widths = [0 if i < 0 else actions.widths[i] for i in place]
-        order = _order_of(seen.observation_dims, widths, max(actions.widths))
-        index = None if everyone else torch.tensor(place)
+        order = _order_without_gaps(seen.observation_dims, widths, max(actions.widths))
+        index = None if same_agents else torch.tensor(place)
         register_constants(self, device, index=index, order=order)
 
     def forward(self, *inputs: Tensor) -> Tensor:
@@ -132,13 +132,13 @@ class ObservationsAndActions(nn.Module):
         *observed, action = inputs
         features, mask = self.agents(*observed)
         if self.index is None:
-            done = self.actions(action, mask)
+            encoded_actions = self.actions(action, mask)
         else:
-            done = self.actions(action).index_select(-2, self.index.clamp_min(0))
+            encoded_actions = self.actions(action).index_select(-2, self.index.clamp_min(0))
             acts = (self.index >= 0) if mask is None else (self.index >= 0) & mask
-            done = torch.where(acts.unsqueeze(-1), done, 0.0)
-        both = torch.cat([features, done], -1)
-        return both if self.order is None else own_first(both, self.order)
+            encoded_actions = torch.where(acts.unsqueeze(-1), encoded_actions, 0.0)
+        both = torch.cat([features, encoded_actions], -1)
+        return both if self.order is None else move_padding_last(both, self.order)
 
 
 class OwnStatesAndActions(nn.Module):
@@ -167,7 +167,7 @@ class OwnStatesAndActions(nn.Module):
         of_groups = columns_of_groups(group, group, own_group=False, widths=actions.widths)
         columns = [of_groups[k] for k in group.group_index]
         self.columns, self.widths = GroupColumns(columns, device), [*map(len, columns)]
-        order = _order_of(states.observation_dims, self.widths, max(self.widths))
+        order = _order_without_gaps(states.observation_dims, self.widths, max(self.widths))
         register_constants(self, device, index=packed_index(actions.widths), order=order)
 
     def forward(self, *inputs: Tensor) -> Tensor:
@@ -176,7 +176,7 @@ class OwnStatesAndActions(nn.Module):
         features, mask = self.states(*observed)
         row = pack(self.actions(action, mask), self.index)
         both = torch.cat([features, self.columns(row)], -1)
-        return both if self.order is None else own_first(both, self.order)
+        return both if self.order is None else move_padding_last(both, self.order)
 
 
 class StateAndActions(nn.Module):
@@ -203,7 +203,7 @@ class StateAndActions(nn.Module):
         return torch.cat(of_teams, -1).flatten(-2)
 
 
-def _places(seen: GroupSpec, group: GroupSpec) -> list[int]:
+def _positions_in_group(seen: GroupSpec, group: GroupSpec) -> list[int]:
     """Returns the position of each agent of ``seen`` in ``group``, or -1."""
     sizes = [one.n_agents for one in group.groups]
     starts = {one.name: sum(sizes[:i]) for i, one in enumerate(group.groups)}
@@ -214,21 +214,25 @@ def _places(seen: GroupSpec, group: GroupSpec) -> list[int]:
     ]
 
 
-def _order_of(observed: Sequence[int], acted: Sequence[int], most: int) -> Tensor | None:
+def _order_without_gaps(
+    observed: Sequence[int], acted: Sequence[int], widest_action: int
+) -> Tensor | None:
     """Returns an order that puts real features before padding; None if it is the given order."""
-    first = max(observed)
-    if min(observed) == first and min(acted) == most:
+    widest_observation = max(observed)
+    if min(observed) == widest_observation and min(acted) == widest_action:
         return None
     rows = []
-    for own, actions in zip(observed, acted):
-        columns = [*range(own), *range(first, first + actions)]
-        rows.append(columns + [j for j in range(first + most) if j not in columns])
-    width = max(own + actions for own, actions in zip(observed, acted))
+    for n_observed, actions in zip(observed, acted):
+        columns = [*range(n_observed), *range(widest_observation, widest_observation + actions)]
+        rows.append(
+            columns + [j for j in range(widest_observation + widest_action) if j not in columns]
+        )
+    width = max(n_observed + actions for n_observed, actions in zip(observed, acted))
     return torch.tensor(rows)[:, :width]
 
 
-_BOTH = "observation_action"
-_STATE = "state_action"
+_OBSERVATION_ACTION = "observation_action"
+_STATE_ACTION = "state_action"
 
 
 def make_action_critic(
@@ -287,23 +291,29 @@ def make_action_critic(
     seen = group if team is None else team
     actions = ActionFeatures(group, device)
     if centralized == "state" and group.state_spec is not None:
-        together = _state_and_actions(group, actions)
-        wide, wide_team = _with_state(group, together.module.width), None
+        joined_inputs = _make_state_action_module(group, actions)
+        wide_group, wide_team = _replace_state(group, joined_inputs.module.width), None
     elif centralized == "agent_state":
-        together, widths = _own_states_and_actions(group, actions, device)
-        wide, wide_team, centralized = _widened(group.of_states, widths), None, False
+        joined_inputs, widths = _make_agent_state_action_module(group, actions, device)
+        wide_group, wide_team, centralized = (
+            _add_action_columns(group.of_states, widths),
+            None,
+            False,
+        )
     else:
-        together = _observations_and_actions(seen, group, actions, observation_norm, device)
-        widths = _by_group(group, actions.widths)
-        wide = _widened(group, widths)
-        wide_team = None if team is None else _widened(team, widths)
+        joined_inputs = _make_observation_action_module(
+            seen, group, actions, observation_norm, device
+        )
+        widths = _widths_by_group(group, actions.widths)
+        wide_group = _add_action_columns(group, widths)
+        wide_team = None if team is None else _add_action_columns(team, widths)
     critics = [
-        make_critic(wide, config, centralized=centralized, team=wide_team, device=device)
+        make_critic(wide_group, config, centralized=centralized, team=wide_team, device=device)
         for _ in range(n_critics)
     ]
     values = Ensemble([cast(nn.Module, critic.module) for critic in critics])
     last = TensorDictModule(values, critics[0].in_keys, [group.key("state_action_value")])
-    return TensorDictSequential(together, last)
+    return TensorDictSequential(joined_inputs, last)
 
 
 class Ensemble(nn.Module):
@@ -318,52 +328,52 @@ class Ensemble(nn.Module):
         return torch.cat([network(*inputs) for network in self.networks], -1)
 
 
-def _observations_and_actions(seen, group, actions, norm, device) -> TensorDictModule:
+def _make_observation_action_module(seen, group, actions, norm, device) -> TensorDictModule:
     keys = [*AgentInput.keys(seen), group.action_key]
     module = ObservationsAndActions(seen, group, actions, norm, device)
-    return TensorDictModule(module, keys, [(seen.name, _BOTH)])
+    return TensorDictModule(module, keys, [(seen.name, _OBSERVATION_ACTION)])
 
 
-def _state_and_actions(group: GroupSpec, actions: ActionFeatures) -> TensorDictModule:
+def _make_state_action_module(group: GroupSpec, actions: ActionFeatures) -> TensorDictModule:
     keys = [group.state_key, group.action_key, *([group.mask_key] if group.mask_key else [])]
-    return TensorDictModule(StateAndActions(group, actions), keys, [_STATE])
+    return TensorDictModule(StateAndActions(group, actions), keys, [_STATE_ACTION])
 
 
-def _with_state(group: GroupSpec, width: int) -> GroupSpec:
+def _replace_state(group: GroupSpec, width: int) -> GroupSpec:
     """Returns the group with a state of ``width`` features for each team."""
-    parts: dict[str, Any] = {"state_key": _STATE, "state_spec": Unbounded((width,))}
+    parts: dict[str, Any] = {"state_key": _STATE_ACTION, "state_spec": Unbounded((width,))}
     if isinstance(group, PopulationGroup):
         parts["team"] = replace(cast(JoinedGroup, group.team), **parts)
         parts["state_spec"] = Unbounded((group.n_members * width,))
     return replace(group, **parts)
 
 
-def _own_states_and_actions(
+def _make_agent_state_action_module(
     group: GroupSpec, actions: ActionFeatures, device: Device
 ) -> tuple[TensorDictModule, dict[str, list[int]]]:
     module = OwnStatesAndActions(group, actions, device)
     keys = [*AgentInput.keys(group.of_states), group.action_key]
-    widths = _by_group(group, module.widths)
-    return TensorDictModule(module, keys, [(group.name, _BOTH)]), widths
+    widths = _widths_by_group(group, module.widths)
+    return TensorDictModule(module, keys, [(group.name, _OBSERVATION_ACTION)]), widths
 
 
-def _widened(group: GroupSpec, widths: Mapping[str, list[int]]) -> GroupSpec:
+def _add_action_columns(group: GroupSpec, widths: Mapping[str, list[int]]) -> GroupSpec:
     """Returns a copy of a group, wider in groups of ``widths``: observations include actions."""
     own = [widths.get(one.name, [0] * one.n_agents) for one in group.groups]
-    parts = tuple(_wide(one, actions) for one, actions in zip(group.groups, own))
+    parts = tuple(_add_columns(one, actions) for one, actions in zip(group.groups, own))
     if not isinstance(group, JoinedGroup):
         return parts[0]
-    return replace(cast(JoinedGroup, _wide(group, sum(own, []))), groups=parts)
+    return replace(cast(JoinedGroup, _add_columns(group, sum(own, []))), groups=parts)
 
 
-def _wide(group: GroupSpec, actions: Sequence[int]) -> GroupSpec:
+def _add_columns(group: GroupSpec, actions: Sequence[int]) -> GroupSpec:
     widths = [seen + own for seen, own in zip(group.observation_dims, actions)]
-    members = tuple(Composite({_BOTH: Unbounded((width,))}) for width in widths)
-    key = group.key(_BOTH)
+    members = tuple(Composite({_OBSERVATION_ACTION: Unbounded((width,))}) for width in widths)
+    key = group.key(_OBSERVATION_ACTION)
     return replace(group, members=members, observation_keys=(key,), action_mask_key=None)
 
 
-def _by_group(group: GroupSpec, widths: Sequence[int]) -> dict[str, list[int]]:
+def _widths_by_group(group: GroupSpec, widths: Sequence[int]) -> dict[str, list[int]]:
     """Returns the widths of each group's agents, by its name, from the widths of all agents."""
     owner, groups = group.group_index, enumerate(group.groups)
     return {one.name: [w for w, k in zip(widths, owner) if k == i] for i, one in groups}

@@ -105,10 +105,10 @@ class GroupActor(ActsForGroup, ProbabilisticActor):
 
         rows = tensordict.get(self.group.observation_keys[0])
         agents = (*tensordict.batch_size, self.group.n_agents)
-        blank = torch.zeros(*agents, self.draws, device=rows.device)
-        tensordict.set(self.group.key("channel"), blank)
-        how = interaction_type() or self.default_interaction_type
-        with drawing("draw" if how is InteractionType.RANDOM else "mode"):
+        empty_samples = torch.zeros(*agents, self.draws, device=rows.device)
+        tensordict.set(self.group.key("channel"), empty_samples)
+        sampling = interaction_type() or self.default_interaction_type
+        with drawing("draw" if sampling is InteractionType.RANDOM else "mode"):
             return super().act(tensordict, *args, **kwargs)
 
     def get_dist(self, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> Any:

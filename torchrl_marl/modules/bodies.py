@@ -184,13 +184,13 @@ def make_simba(
     width = inputs.width
     for cell in cells:
         if cell != width or not layers:
-            layers.append(_orthogonal(width, cell, 1.0, device))
-        layers.append(_residual_block(cell, device))
+            layers.append(_make_orthogonal_layer(width, cell, 1.0, device))
+        layers.append(_make_residual_block(cell, device))
         width = cell
     if cells:
         layers.append(nn.LayerNorm(width, device=device))
     if not activate_last_layer or out_features != width:
-        layers.append(_orthogonal(width, out_features, gain, device))
+        layers.append(_make_orthogonal_layer(width, out_features, gain, device))
     return nn.Sequential(*layers)
 
 
@@ -210,7 +210,7 @@ class Residual(nn.Sequential):
         return features + super().forward(features)
 
 
-def _residual_block(width: int, device: Device) -> Residual:
+def _make_residual_block(width: int, device: Device) -> Residual:
     """Builds a block of SimBa, with a hidden layer four times as wide."""
     first = nn.Linear(width, 4 * width, device=device)
     last = nn.Linear(4 * width, width, device=device)
@@ -220,7 +220,9 @@ def _residual_block(width: int, device: Device) -> Residual:
     return Residual(nn.LayerNorm(width, device=device), first, nn.ReLU(), last)
 
 
-def _orthogonal(in_features: int, out_features: int, gain: float, device: Device) -> nn.Linear:
+def _make_orthogonal_layer(
+    in_features: int, out_features: int, gain: float, device: Device
+) -> nn.Linear:
     """Builds a linear layer with orthogonal weights, and biases of 0."""
     layer = nn.Linear(in_features, out_features, device=device)
     initialize(layer, gain)
@@ -312,15 +314,15 @@ class PictureNetwork(nn.Module):
         batch, rows = features.shape[:-1], features.reshape(-1, self.in_features)
         encodings: dict[int, Tensor] = {}
         for k, encoder in enumerate(self.encoders):
-            own = [i for i, number in enumerate(self.encoder_of) if number == k]
-            together = encoder(torch.cat([self._picture(rows, i) for i in own]))
-            encodings |= dict(zip(own, together.chunk(len(own))))
+            picture_indices = [i for i, number in enumerate(self.encoder_of) if number == k]
+            encoded = encoder(torch.cat([self._cut_out_picture(rows, i) for i in picture_indices]))
+            encodings |= dict(zip(picture_indices, encoded.chunk(len(picture_indices))))
         parts = [encodings[i] for i in range(len(self.pictures))]
         parts += [rows[:, start:end] for start, end in self.others if end > start]
         output = self.head(torch.cat(parts, -1))
         return output.reshape(*batch, output.shape[-1])
 
-    def _picture(self, rows: Tensor, i: int) -> Tensor:
+    def _cut_out_picture(self, rows: Tensor, i: int) -> Tensor:
         start, shape, _, scale = self.pictures[i]
         picture = rows[:, start : start + math.prod(shape)].unflatten(-1, shape)
         return picture if scale == 1.0 else picture * scale

@@ -102,19 +102,21 @@ def make_team_network(
         memory = make_memory(width, own.memory, cell_index(config, kinds, teams), device)
         if config.layer_norm:
             norm = nn.LayerNorm(memory.out_features, elementwise_affine=False)
-    remembered = width if memory is None else memory.out_features
+    memory_width = width if memory is None else memory.out_features
     communicate_first = config.communication.order == "before"
     # A memory shared by all agents has one head for all, or a head for each.
-    as_one = {"trunk": "none", "agent_id": "full"}.get(sharing_of(config), sharing_of(config))
-    last = NetworkConfig([], config.activation, sharing=as_one, sharing_index=config.sharing_index)
-    inputs, outputs = [Features(remembered)] * n, [out_features] * n
+    head_sharing = {"trunk": "none", "agent_id": "full"}.get(sharing_of(config), sharing_of(config))
+    head_config = NetworkConfig(
+        [], config.activation, sharing=head_sharing, sharing_index=config.sharing_index
+    )
+    inputs, outputs = [Features(memory_width)] * n, [out_features] * n
     settings: dict = {"gain": gain, "device": device, "teams": teams}
-    head = share(make_mlp, inputs, outputs, kinds, last, **settings)
+    head = share(make_mlp, inputs, outputs, kinds, head_config, **settings)
     if communicates(config):
         from torchrl_marl.modules.communication.channel import Channel
 
-        heard = width if communicate_first else remembered
-        channel = Channel(heard, config.communication, n, device)
+        channel_width = width if communicate_first else memory_width
+        channel = Channel(channel_width, config.communication, n, device)
     parts: dict[str, Any] = {"channel": channel, "memory": memory, "norm": norm}
     return TeamNetwork(encoder, Feedforward(*head), **parts, communicate_first=communicate_first)
 
@@ -197,8 +199,8 @@ def make_agent_network(
         rows = [width] * group.n_agents
         encoder = feedforward(share(encoder_maker(make), inputs, rows, kinds, own, **settings))
         return make_team_network(encoder, out_features, kinds, config, **settings)
-    one = shared == "full" or shared == "group" and len(set(kinds)) == 1
-    if one and len({own.width for own in inputs}) == 1:
+    single_network = shared == "full" or shared == "group" and len(set(kinds)) == 1
+    if single_network and len({own.width for own in inputs}) == 1:
         return feedforward(make(widest(inputs), out_features, config, gain=gain, device=device))
     outputs = [out_features] * group.n_agents
     return feedforward(share(make, inputs, outputs, kinds, config, **settings))
@@ -244,29 +246,35 @@ def check_channel(group: GroupSpec, config: NetworkConfig) -> None:
         ConfigError: a group of one agent, a chain of messages over groups that do not hear each
             other, or positions that are not observed.
     """
-    own = config.communication
+    communication = config.communication
     if not communicates(config):
         return
-    needed, seen, fault = max(places_of(own), default=-1), min(group.observation_dims), ""
+    last_column, n_observed, fault = (
+        max(places_of(communication), default=-1),
+        min(group.observation_dims),
+        "",
+    )
     if group.n_agents == 1:
         fault = (
-            f"communication.kind is {own.kind!r}, but it has only one agent; "
+            f"communication.kind is {communication.kind!r}, but it has only one agent; "
             "use communication=none."
         )
-    elif own.kind == "bicnet" and len(group.groups) > 1 and not own.across_groups:
+    elif (
+        communication.kind == "bicnet" and len(group.groups) > 1 and not communication.across_groups
+    ):
         fault = (
             "its groups do not hear each other, but bicnet passes through all agents; use "
             "communication.across_groups=true, or communication=commnet."
         )
-    elif own.links == "env" and len(group.groups) > 1:
+    elif communication.links == "env" and len(group.groups) > 1:
         fault = (
             "an environment gives links within a group only; use communication.links=all, or "
             "communication.across_groups=false."
         )
-    elif needed >= seen:
+    elif last_column >= n_observed:
         fault = (
-            f"communication.position names column {needed}, but an agent observes {seen} numbers, "
-            f"0 to {seen - 1}; give the columns of its position."
+            f"communication.position names column {last_column}, but an agent observes "
+            f"{n_observed} numbers, 0 to {n_observed - 1}; give the columns of its position."
         )
     if fault:
         raise ConfigError(f"group {group.name!r}: {fault}")
@@ -337,7 +345,7 @@ def make_actor(
         >>> actor(td)["car", "action"].shape, td["car", "action_log_prob"].shape
         (torch.Size([5, 3, 2]), torch.Size([5, 3]))
     """
-    outputs, head, make = _policy_of(group, config)
+    outputs, head, make = _choose_policy(group, config)
     network = make_actor_network(group, config, outputs, head, observation_norm, device)
     module, parameters, distribution, settings = make(group, network, device)
     if network.gated:
@@ -358,22 +366,22 @@ def make_actor(
     )
 
 
-def _policy_of(
+def _choose_policy(
     group: GroupSpec, config: NetworkConfig | None
 ) -> tuple[int, nn.Module | None, Callable[..., Any]]:
     """Returns the number of outputs, the head, and the function that builds the distribution."""
     scale = getattr(config, "initial_scale", 1.0)
     if group.hybrid:
         head = HybridParamExtractor(sum(group.branches), scale)
-        return head.n_logits + 2 * group.continuous_spec.shape[-1], head, _hybrid
+        return head.n_logits + 2 * group.continuous_spec.shape[-1], head, _hybrid_policy
     if group.branches:
-        return sum(group.branches), None, _multi_discrete
+        return sum(group.branches), None, _multi_discrete_policy
     if group.discrete:
-        return group.n_actions, None, _discrete
-    return 2 * group.action_dim, _extract_normal(scale), _continuous
+        return group.n_actions, None, _discrete_policy
+    return 2 * group.action_dim, _make_normal_extractor(scale), _continuous_policy
 
 
-def _extract_normal(scale: float) -> NormalParamExtractor:
+def _make_normal_extractor(scale: float) -> NormalParamExtractor:
     """Returns a head whose outputs of 0 are a location of 0 and the given scale.
 
     Raises:
@@ -399,7 +407,7 @@ class HybridParamExtractor(nn.Module):
 
     def __init__(self, n_logits: int, scale: float = 1.0) -> None:
         super().__init__()
-        self.n_logits, self.normal = n_logits, _extract_normal(scale)
+        self.n_logits, self.normal = n_logits, _make_normal_extractor(scale)
 
     def forward(self, outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Splits the outputs."""
@@ -434,7 +442,7 @@ def make_actor_network(
             "expected Bounded, Unbounded, Categorical, OneHot, MultiCategorical or Hybrid."
         )
     check_size("actor", group, config, device)
-    scales = _n_scales(group, head) if getattr(config, "state_independent_scale", False) else 0
+    scales = _count_scales(group, head) if getattr(config, "state_independent_scale", False) else 0
     body = make_agent_network(
         group, outputs - scales, config, gain=gain, standardized=norm is not None, device=device
     )
@@ -447,26 +455,26 @@ def make_actor_network(
     return AgentNetwork(agents, body, head, links=links_of(group, config, device))
 
 
-def _n_scales(group: GroupSpec, head: nn.Module | None) -> int:
+def _count_scales(group: GroupSpec, head: nn.Module | None) -> int:
     """Returns the number of standard deviations of an agent's action."""
     if isinstance(head, NormalParamExtractor | HybridParamExtractor):
         return group.continuous_spec.shape[-1]
     return 0
 
 
-def _continuous(group, network, device):
+def _continuous_policy(group, network, device):
     outputs = [group.key("loc"), group.key("scale")]
     module = of_group(group, network, outputs)
     parameters = {"loc": outputs[0], "scale": outputs[1]}
-    bounds, own = group.action_bounds, group.action_padding
-    settings = {} if own is None else {"mask": own.to(device)}
+    bounds, padding = group.action_bounds, group.action_padding
+    settings = {} if padding is None else {"mask": padding.to(device)}
     if bounds is None:
         refuse_half_bounded(group)
-        return module, parameters, IndependentNormal if own is None else PaddedNormal, settings
+        return module, parameters, IndependentNormal if padding is None else PaddedNormal, settings
     refuse_ranges(group)
-    low, high = (_scalar_or_tensor(bound, own, device) for bound in bounds)
+    low, high = (_scalar_or_tensor(bound, padding, device) for bound in bounds)
     settings |= {"low": low, "high": high}
-    return module, parameters, TanhNormal if own is None else PaddedTanhNormal, settings
+    return module, parameters, TanhNormal if padding is None else PaddedTanhNormal, settings
 
 
 def of_group(group: GroupSpec, network: nn.Module, outputs: list[NestedKey]) -> TensorDictModule:
@@ -486,11 +494,11 @@ def refuse_choices(group: GroupSpec) -> None:
 
 
 def refuse_half_bounded(group: GroupSpec) -> None:
-    spec, own = group.continuous_spec, group.action_padding
+    spec, padding = group.continuous_spec, group.action_padding
     if not isinstance(spec, Bounded):
         return
     finite = torch.isfinite(spec.space.low) | torch.isfinite(spec.space.high)
-    if bool(finite.any() if own is None else finite[own].any()):
+    if bool(finite.any() if padding is None else finite[padding].any()):
         raise ValueError(
             f"group {group.name!r}: some action bounds are finite and some are not, expected "
             "all or none; give each action a finite low and high."
@@ -499,7 +507,7 @@ def refuse_half_bounded(group: GroupSpec) -> None:
 
 def refuse_ranges(group: GroupSpec) -> None:
     """Refuses actions without a choice, and ranges that overflow to infinity."""
-    if not bool((_own_ranges(group) > 0).all()):
+    if not bool((_action_ranges(group) > 0).all()):
         raise ValueError(
             f"group {group.name!r}: an action has equal low and high bounds, expected low below "
             "high; leave this action out, and let the environment fill it in."
@@ -509,7 +517,7 @@ def refuse_ranges(group: GroupSpec) -> None:
 
 def refuse_overflow(group: GroupSpec) -> None:
     """Refuses bounds whose distance overflows to infinity."""
-    ranges = _own_ranges(group)
+    ranges = _action_ranges(group)
     if not bool(torch.isfinite(ranges).all()):
         raise ValueError(
             f"group {group.name!r}: action bounds are too far apart for {ranges.dtype}; give the "
@@ -517,26 +525,26 @@ def refuse_overflow(group: GroupSpec) -> None:
         )
 
 
-def _own_ranges(group: GroupSpec) -> Tensor:
+def _action_ranges(group: GroupSpec) -> Tensor:
     """Returns the distances of the bounds, without padding."""
-    (low, high), own = group.action_bounds, group.action_padding  # type: ignore[misc]
-    return high - low if own is None else (high - low)[own]
+    (low, high), padding = group.action_bounds, group.action_padding  # type: ignore[misc]
+    return high - low if padding is None else (high - low)[padding]
 
 
-def _discrete(group, network, device):
+def _discrete_policy(group, network, device):
     module = legal_logits(group, network, device)
     distribution = OneHotCategorical if group.one_hot else Categorical
     return module, {"logits": group.key("logits")}, distribution, {}
 
 
-def _multi_discrete(group, network, device):
+def _multi_discrete_policy(group, network, device):
     module = legal_logits(group, network, device)
     settings = {"branches": group.branches}
     return module, {"logits": group.key("logits")}, MultiCategorical, settings
 
 
-def _hybrid(group, network, device):
-    _, parameters, numbers, settings = _continuous(group, network, device)
+def _hybrid_policy(group, network, device):
+    _, parameters, numbers, settings = _continuous_policy(group, network, device)
     module = legal_logits(group, network, device, tuple(parameters.values()))
     parameters = {"logits": group.key("logits"), **parameters}
     settings = {"branches": group.branches, "of": numbers, **settings}
@@ -560,7 +568,7 @@ def legal_logits(
     return TensorDictSequential(module, legal)
 
 
-def _scalar_or_tensor(bound: Tensor, own: Tensor | None, device: Device) -> float | Tensor:
+def _scalar_or_tensor(bound: Tensor, padding: Tensor | None, device: Device) -> float | Tensor:
     first = bound.flatten()[0]
-    same = bound == first if own is None else (bound == first)[own]
+    same = bound == first if padding is None else (bound == first)[padding]
     return first.item() if bool(same.all()) else bound.to(device)

@@ -176,7 +176,7 @@ class _KindEncoder(nn.Module):
         # Integers, not an index buffer, which TorchRL's losses would treat as a parameter.
         self.n_kinds = max(kinds) + 1
         self.n_rows = max(list(kinds).count(kind) for kind in kinds)
-        self.agents, self.rows = _routes(kinds)
+        self.agents, self.rows = _slices_by_kind(kinds)
         widths = [in_features, *num_cells]
         self.layers = nn.ModuleList(
             _KindLinear(self.n_kinds, *sizes, device) for sizes in zip(widths, num_cells)
@@ -187,23 +187,23 @@ class _KindEncoder(nn.Module):
         """Sorts agents by kind, runs the layers, and restores the order."""
         batch = features.shape[:-2]
         n_rows = batch.numel() * self.n_rows
-        encoding = self._sort(features).reshape(self.n_kinds, n_rows, features.shape[-1])
+        encoding = self._sort_by_kind(features).reshape(self.n_kinds, n_rows, features.shape[-1])
         for layer in self.layers:
             encoding = self.activation(layer(encoding))
         encoding = encoding.reshape(self.n_kinds, *batch, self.n_rows, encoding.shape[-1])
-        return _cat([encoding[kind, ..., rows, :] for kind, rows in self.rows])
+        return _concatenate_agents([encoding[kind, ..., rows, :] for kind, rows in self.rows])
 
-    def _sort(self, features: Tensor) -> Tensor:
+    def _sort_by_kind(self, features: Tensor) -> Tensor:
         if self.n_kinds == 1:
             return features.unsqueeze(0)
         sorted_kinds = []
         for runs in self.agents:
-            rows = _cat([features[..., run, :] for run in runs])
+            rows = _concatenate_agents([features[..., run, :] for run in runs])
             sorted_kinds.append(F.pad(rows, (0, 0, 0, self.n_rows - rows.shape[-2])))
         return torch.stack(sorted_kinds)
 
 
-def _cat(agents: list[Tensor]) -> Tensor:
+def _concatenate_agents(agents: list[Tensor]) -> Tensor:
     return agents[0] if len(agents) == 1 else torch.cat(agents, -2)
 
 
@@ -254,7 +254,7 @@ def _mean_of_living(value: Tensor, mask: Tensor) -> Tensor:
     return total / living.sum(-2, keepdim=True).clamp_min(1)
 
 
-def _routes(kinds: Sequence[int]) -> tuple[list[list[slice]], list[tuple[int, slice]]]:
+def _slices_by_kind(kinds: Sequence[int]) -> tuple[list[list[slice]], list[tuple[int, slice]]]:
     """Returns slices of the agents of each kind, and each slice's place among its kind's rows."""
     agents: list[list[slice]] = [[] for _ in range(max(kinds) + 1)]
     rows, filled, start = [], [0] * len(agents), 0
@@ -299,11 +299,11 @@ class GroupColumns(nn.Module):
 
     def __init__(self, columns: Sequence[Sequence[int]], device: Device) -> None:
         super().__init__()
-        widths = torch.tensor([len(own) for own in columns])
+        widths = torch.tensor([len(mask) for mask in columns])
         widest = int(widths.max())
-        rows = [[*own, *[0] * (widest - len(own))] for own in columns]
-        own = torch.arange(widest) < widths.unsqueeze(-1)
-        padded = own if not bool(own.all()) else None
+        rows = [[*mask, *[0] * (widest - len(mask))] for mask in columns]
+        mask = torch.arange(widest) < widths.unsqueeze(-1)
+        padded = mask if not bool(mask.all()) else None
         register_constants(self, device, index=torch.tensor(rows), own=padded)
         flat = [column for row in rows for column in row]
         self.in_order = flat == list(range(len(flat)))
@@ -345,14 +345,18 @@ def make_central_network(
     make = body_of(config).make_network
     assert make is not None
     if not has_memory(config):
-        return _central(group, columns, inputs, config, make, per_agent, 1, settings)
+        return _make_feedforward_central_network(
+            group, columns, inputs, config, make, per_agent, 1, settings
+        )
     width, own, kinds = config.num_cells[-1], sharing_of_encoder(config), kinds_of(group)
     teams = teams_of(group)
-    encoder = _central(group, columns, inputs, own, encoder_maker(make), True, width, settings)
+    encoder = _make_feedforward_central_network(
+        group, columns, inputs, own, encoder_maker(make), True, width, settings
+    )
     return make_team_network(encoder, 1, kinds, cast(Any, config), teams=teams, **settings)
 
 
-def _central(
+def _make_feedforward_central_network(
     group: GroupSpec,
     columns: Sequence[Sequence[int]],
     inputs: Sequence[Features],
@@ -365,25 +369,27 @@ def _central(
     """Builds a network of all features, with ``width`` outputs for every agent."""
     shared, owner, device = sharing_of(config), group.group_index, settings.get("device")
     sizes = [own.n_agents if per_agent else 1 for own in group.groups]
-    alike = all(list(own) == list(columns[0]) for own in columns)
+    same_columns = all(list(own) == list(columns[0]) for own in columns)
     if shared not in ("group", "full"):
         own = [columns[k] for k in owner]
         rows = [inputs[k] for k in owner]
         of_agents = rows, [width] * len(own), kinds_of(group)
         networks = share(make, *of_agents, config, teams=teams_of(group), **settings)
         return Feedforward(GroupColumns(own, device), networks)
-    if len(sizes) == 1 or (shared == "full" and alike):
+    if len(sizes) == 1 or (shared == "full" and same_columns):
         index = list(range(group.n_agents)) if per_agent else list(owner)
-        one = make(inputs[0], sum(sizes) * width, config, **settings)
-        return Feedforward(one, AgentValues(index, False, sum(sizes), device, width))
-    most = max(sizes)
+        network_of_group = make(inputs[0], sum(sizes) * width, config, **settings)
+        return Feedforward(network_of_group, AgentValues(index, False, sum(sizes), device, width))
+    largest_size = max(sizes)
     if shared == "full":
-        network: nn.Module = make(widest(inputs), most * width, config, **settings)
+        network: nn.Module = make(widest(inputs), largest_size * width, config, **settings)
     else:
         members = [make(row, n * width, config, **settings) for row, n in zip(inputs, sizes)]
         network = stack(members, pad=True)
-    index = [k * most + (i - owner.index(k) if per_agent else 0) for i, k in enumerate(owner)]
-    picked = AgentValues(index, True, most * len(sizes), device, width)
+    index = [
+        k * largest_size + (i - owner.index(k) if per_agent else 0) for i, k in enumerate(owner)
+    ]
+    picked = AgentValues(index, True, largest_size * len(sizes), device, width)
     return Feedforward(GroupColumns(columns, device), network, picked)
 
 
@@ -404,7 +410,7 @@ def columns_of_groups(
     starts = [sum(own[:i]) for i in range(len(own))]
     return [
         [start + j for i, start in enumerate(starts) if reads[i] for j in range(own[i])]
-        for reads in _seen_agents(seen, group, own_group)
+        for reads in _agents_read_by_groups(seen, group, own_group)
     ]
 
 
@@ -423,11 +429,11 @@ def inputs_of_groups(
     rows = agent_features(seen, standardized)
     return [
         concatenate(row for row, read in zip(rows, reads) if read)
-        for reads in _seen_agents(seen, group, own_group)
+        for reads in _agents_read_by_groups(seen, group, own_group)
     ]
 
 
-def _seen_agents(seen: GroupSpec, group: GroupSpec, own_group: bool) -> list[list[bool]]:
+def _agents_read_by_groups(seen: GroupSpec, group: GroupSpec, own_group: bool) -> list[list[bool]]:
     """Returns a flag per group and agent of ``seen``: whether the group's network reads it."""
     agents = [(seen.groups[i].name, seen.teams[i]) for i in seen.group_index]
     return [
@@ -476,7 +482,7 @@ def make_set_network(
     per_agent = config.value_per == "agent"
     return SetNetwork(
         seen.observation_dim,
-        max(_outputs_of(group, per_agent)) + 1,
+        max(_output_of_each_agent(group, per_agent)) + 1,
         kinds_of(seen),
         num_cells=config.num_cells,
         activation=config.activation,
@@ -492,9 +498,9 @@ def pick_of(
     """Returns a module that picks a group's values from those of all agents that a critic sees."""
     names = [one.name for one in group.groups]
     agents = [i for i, k in enumerate(seen.group_index) if seen.groups[k].name in names]
-    return PickAgents(agents, _outputs_of(group, per_agent), seen.n_agents, device)
+    return PickAgents(agents, _output_of_each_agent(group, per_agent), seen.n_agents, device)
 
 
-def _outputs_of(group: GroupSpec, per_agent: bool) -> tuple[int, ...]:
+def _output_of_each_agent(group: GroupSpec, per_agent: bool) -> tuple[int, ...]:
     """Returns the index of each agent's output: its group's if values are per group, else 0."""
     return (0,) * group.n_agents if per_agent else group.group_index

@@ -78,28 +78,34 @@ def cluster_agents(
     real = None if observation_mask is None else observation_mask.cpu()
     if not 1 <= n_clusters <= n_agents:
         raise ConfigError(f"n_clusters is {n_clusters}, expected 1 to {n_agents}, the agents.")
-    lived = observation.new_ones(observation.shape[:2], dtype=torch.bool) if mask is None else mask
+    alive = observation.new_ones(observation.shape[:2], dtype=torch.bool) if mask is None else mask
     rows = {
-        "observation": observation[lived],
-        "action": action[lived],
-        "next observation": next_observation[lived],
-        "reward": reward[lived],
+        "observation": observation[alive],
+        "action": action[alive],
+        "next observation": next_observation[alive],
+        "reward": reward[alive],
     }
     rows = {name: row.detach().cpu().float() for name, row in rows.items()}
-    who = torch.arange(n_agents, device=lived.device).expand_as(lived)[lived].cpu()
-    given, target = _standardized(rows, None if real is None else real[who])
-    missing = sorted(set(range(n_agents)) - set(who.unique().tolist()))
+    agent_of_row = torch.arange(n_agents, device=alive.device).expand_as(alive)[alive].cpu()
+    decoder_input, target = _decoder_inputs_and_targets(
+        rows, None if real is None else real[agent_of_row]
+    )
+    missing = sorted(set(range(n_agents)) - set(agent_of_row.unique().tolist()))
     if missing:
         raise ConfigError(
             f"agents {missing} lived in none of the {len(observation)} transitions, so their "
             "clusters cannot be found; raise clustering_frames."
         )
     generator = torch.Generator().manual_seed(seed)
-    predicted = _predictions(given, target, who, real, n_agents, latent, steps, generator)
-    return _by_first_appearance(_k_means(predicted, n_clusters, generator))
+    predicted = _train_and_predict(
+        decoder_input, target, agent_of_row, real, n_agents, latent, steps, generator
+    )
+    return _renumber_clusters(_k_means(predicted, n_clusters, generator))
 
 
-def _standardized(rows: dict[str, Tensor], real: Tensor | None) -> tuple[Tensor, Tensor]:
+def _decoder_inputs_and_targets(
+    rows: dict[str, Tensor], real: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Returns the decoder's inputs and targets, standardized."""
     if real is not None:
         for name in ("observation", "next observation"):
@@ -108,8 +114,10 @@ def _standardized(rows: dict[str, Tensor], real: Tensor | None) -> tuple[Tensor,
         if not bool(row.isfinite().all()):
             raise NonFiniteError(f"the {name} of a living agent holds NaN or infinity.")
     change = _standardize(rows["next observation"] - rows["observation"], real)
-    given = torch.cat([_standardize(rows["observation"], real), _standardize(rows["action"])], -1)
-    return given, torch.cat([change, _standardize(rows["reward"])], -1)
+    decoder_input = torch.cat(
+        [_standardize(rows["observation"], real), _standardize(rows["action"])], -1
+    )
+    return decoder_input, torch.cat([change, _standardize(rows["reward"])], -1)
 
 
 def _standardize(rows: Tensor, real: Tensor | None = None) -> Tensor:
@@ -122,10 +130,10 @@ def _standardize(rows: Tensor, real: Tensor | None = None) -> Tensor:
     return torch.where(deviation > 1e-6, centered / deviation.clamp(min=1e-6), 0.0)
 
 
-def _predictions(
-    given: Tensor,
+def _train_and_predict(
+    decoder_input: Tensor,
     target: Tensor,
-    who: Tensor,
+    agent_of_row: Tensor,
     observation_mask: Tensor | None,
     n_agents: int,
     latent: int,
@@ -135,7 +143,9 @@ def _predictions(
     """Trains encoder and decoder; returns the decoder's predictions for each agent, ``[N, *]``."""
     # All agents start equal; noise as wide as the prior's would hide their differences for long.
     mean, log_std = torch.zeros(n_agents, latent), torch.full((n_agents, latent), -2.0)
-    decoder = _decoder([given.shape[1] + latent, HIDDEN, HIDDEN, target.shape[1]], generator)
+    decoder = _make_decoder(
+        [decoder_input.shape[1] + latent, HIDDEN, HIDDEN, target.shape[1]], generator
+    )
     parameters = [p.requires_grad_() for p in (mean, log_std, *decoder)]
     optimizer = torch.optim.Adam(
         [{"params": parameters[:2], "lr": 1e-2}, {"params": parameters[2:], "lr": 3e-3}]
@@ -144,14 +154,14 @@ def _predictions(
     real = torch.ones(n_agents, target.shape[1], dtype=torch.bool)
     if observation_mask is not None:
         real[:, : observation_mask.shape[1]] = observation_mask
-    per_agent = len(who) / n_agents
+    per_agent = len(agent_of_row) / n_agents
     with torch.enable_grad():
         for _ in range(steps):
-            rows = torch.randint(len(who), (BATCH,), generator=generator)
-            agent = who[rows]
+            rows = torch.randint(len(agent_of_row), (BATCH,), generator=generator)
+            agent = agent_of_row[rows]
             noise = torch.randn(BATCH, latent, generator=generator)
             code = mean[agent] + log_std[agent].exp() * noise
-            error = _decode(decoder, torch.cat([given[rows], code], -1)) - target[rows]
+            error = _decode(decoder, torch.cat([decoder_input[rows], code], -1)) - target[rows]
             likelihood = -0.5 * torch.where(real[agent], error, 0.0).square().sum(-1).mean()
             # The bound has one divergence per agent, and a likelihood per transition.
             divergence = 0.5 * (mean**2 + (2 * log_std).exp() - 2 * log_std - 1).sum(-1).mean()
@@ -160,14 +170,14 @@ def _predictions(
             optimizer.step()
             schedule.step()
         # The same observations and actions for all.
-        rows = torch.randint(len(who), (BATCH,), generator=generator)
-        probe = given[rows].expand(n_agents, -1, -1)
+        rows = torch.randint(len(agent_of_row), (BATCH,), generator=generator)
+        probe = decoder_input[rows].expand(n_agents, -1, -1)
         code = mean.unsqueeze(1).expand(-1, BATCH, -1)
         predicted = _decode(decoder, torch.cat([probe, code], -1))
     return torch.where(real.unsqueeze(1), predicted, 0.0).flatten(1).detach()
 
 
-def _decoder(widths: list[int], generator: torch.Generator) -> list[Tensor]:
+def _make_decoder(widths: list[int], generator: torch.Generator) -> list[Tensor]:
     """Returns weight, bias, weight, ... from ``generator``; modules use the global generator."""
     tensors: list[Tensor] = []
     for fan_in, fan_out in zip(widths, widths[1:]):
@@ -188,24 +198,24 @@ def _k_means(points: Tensor, n_clusters: int, generator: torch.Generator) -> lis
 
     An empty cluster keeps its center.
     """
-    best, labels = math.inf, torch.zeros(len(points), dtype=torch.long)
+    lowest_cost, labels = math.inf, torch.zeros(len(points), dtype=torch.long)
     for _ in range(RESTARTS):
-        centers = _far_apart(points, n_clusters, generator)
+        centers = _sample_distant_centers(points, n_clusters, generator)
         for _ in range(100):
-            found = torch.cdist(points, centers).argmin(1)
-            members = torch.nn.functional.one_hot(found, n_clusters).to(points.dtype)
+            nearest_center = torch.cdist(points, centers).argmin(1)
+            members = torch.nn.functional.one_hot(nearest_center, n_clusters).to(points.dtype)
             count = members.sum(0).unsqueeze(-1)
-            moved = torch.where(count > 0, members.mT @ points / count.clamp(min=1), centers)
-            if torch.equal(moved, centers):
+            new_centers = torch.where(count > 0, members.mT @ points / count.clamp(min=1), centers)
+            if torch.equal(new_centers, centers):
                 break
-            centers = moved
-        cost = float((points - centers[found]).square().sum())
-        if cost < best:
-            best, labels = cost, found
+            centers = new_centers
+        cost = float((points - centers[nearest_center]).square().sum())
+        if cost < lowest_cost:
+            lowest_cost, labels = cost, nearest_center
     return labels.tolist()
 
 
-def _far_apart(points: Tensor, n_clusters: int, generator: torch.Generator) -> Tensor:
+def _sample_distant_centers(points: Tensor, n_clusters: int, generator: torch.Generator) -> Tensor:
     """Samples initial centers, in proportion to the squared distance from earlier ones."""
     chosen = [int(torch.randint(len(points), (1,), generator=generator))]
     while len(chosen) < n_clusters:
@@ -215,7 +225,7 @@ def _far_apart(points: Tensor, n_clusters: int, generator: torch.Generator) -> T
     return points[chosen]
 
 
-def _by_first_appearance(labels: list[int]) -> tuple[int, ...]:
+def _renumber_clusters(labels: list[int]) -> tuple[int, ...]:
     """Renumbers clusters in order of first appearance: ``[2, 0, 2]`` becomes ``(0, 1, 0)``."""
     names: dict[int, int] = {}
     return tuple(names.setdefault(label, len(names)) for label in labels)

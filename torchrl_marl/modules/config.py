@@ -58,8 +58,8 @@ DISCRETE = {
     "gumbel": "one of message_size symbols per message (straight-through Gumbel-softmax)",
     "dial": "message_size bits per message; in training, noisy continuous values (DIAL)",
 }
-_BROADCAST = ("commnet", "tarmac", "graph")
-_ATTENDING = ("tarmac", "graph")
+_WITH_LINKS = ("commnet", "tarmac", "graph")
+_WITH_ATTENTION = ("tarmac", "graph")
 
 
 class _NeedsPosition(ReadWhere):
@@ -83,12 +83,12 @@ class CriticCommunicationConfig:
 
     kind: Annotated[str, OneOf(COMMUNICATIONS)] = "none"
     """Communication method."""
-    rounds: Annotated[Count, ReadWhere("kind", *_BROADCAST)] = 1
+    rounds: Annotated[Count, ReadWhere("kind", *_WITH_LINKS)] = 1
     """Rounds of messages per step, each with separate weights."""
     message_size: Annotated[Count, ReadWhere("kind", "none", but=True)] = 32
     """Number of features of a message. Attention keys are sent in addition. For ``bicnet``, the
     message size is the hidden size of the recurrent network."""
-    key_size: Annotated[Count, ReadWhere("kind", *_ATTENDING)] = 16
+    key_size: Annotated[Count, ReadWhere("kind", *_WITH_ATTENTION)] = 16
     """Dimension of attention keys and queries."""
     cell: Annotated[
         str,
@@ -96,7 +96,7 @@ class CriticCommunicationConfig:
         ReadWhere("kind", "bicnet"),
     ] = "gru"
     """Type of the recurrent cell of ``bicnet``."""
-    links: Annotated[str, OneOf(LINKS), ReadWhere("kind", *_BROADCAST)] = "all"
+    links: Annotated[str, OneOf(LINKS), ReadWhere("kind", *_WITH_LINKS)] = "all"
     """Communication graph: pairs of agents that hear each other."""
     radius: Annotated[
         float | None, Range(0, above=True, advised=0.5), ReadWhere("links", "radius")
@@ -139,7 +139,7 @@ class CriticCommunicationConfig:
 class CommunicationConfig(CriticCommunicationConfig):
     """Communication between acting agents, with an optional delay of messages."""
 
-    delay: Annotated[int, Range(0), ReadWhere("kind", *_BROADCAST)] = 0
+    delay: Annotated[int, Range(0), ReadWhere("kind", *_WITH_LINKS)] = 0
     """Delay of messages, in steps."""
 
     def check(self, at: str = "") -> None:
@@ -154,7 +154,7 @@ class CommunicationConfig(CriticCommunicationConfig):
                 f"{at}delay is {self.delay}, but {at}kind is 'bicnet', whose messages pass "
                 f"along the agents within a step; use {at}delay=0, or {at}kind=commnet."
             )
-        if self.kind in _BROADCAST and self.delay and self.rounds > 1:
+        if self.kind in _WITH_LINKS and self.delay and self.rounds > 1:
             raise ConfigError(
                 f"{at}delay is {self.delay}, but {at}rounds is {self.rounds}: a further round "
                 f"would need messages that have not arrived yet; use {at}rounds=1, or "
@@ -168,9 +168,9 @@ class DrawnCommunicationConfig(CommunicationConfig):
 
     gate: Annotated[bool, ReadWhere("kind", "none", but=True)] = False
     """Additional action by which an agent decides in each step whether to send (IC3Net)."""
-    dropout: Annotated[float, Range(0, 1, below=True), ReadWhere("kind", *_BROADCAST)] = 0.0
+    dropout: Annotated[float, Range(0, 1, below=True), ReadWhere("kind", *_WITH_LINKS)] = 0.0
     """Share of links dropped in each training step."""
-    discrete: Annotated[str, OneOf(DISCRETE), ReadWhere("kind", *_BROADCAST)] = "none"
+    discrete: Annotated[str, OneOf(DISCRETE), ReadWhere("kind", *_WITH_LINKS)] = "none"
     """Discretization of messages."""
     noise: Annotated[Positive, ReadWhere("discrete", "dial")] = 1.0
     """Standard deviation of the noise on messages in training."""
@@ -194,7 +194,7 @@ def delays(config: Any) -> bool:
         config (NetworkConfig): the network.
     """
     own = config.communication  # a critic's has no delay
-    return own.kind in _BROADCAST and getattr(own, "delay", 0) > 0
+    return own.kind in _WITH_LINKS and getattr(own, "delay", 0) > 0
 
 
 def gives_links(config: Any) -> bool:
@@ -260,21 +260,23 @@ class _NeedsIndex(ReadWhere):
         return tuple(word for word, sharing in SHARINGS.items() if sharing.needs_index)
 
 
-_WIDTHS = AlsoCalled("hidden_size", "hidden_sizes", "hidden_dim", "hidden_dims", "hidden_layers")
-_CHOSEN = ReadWhere("body", "simba", but=True)  # it has its own activation and norms
+_OTHER_NAMES_OF_WIDTHS = AlsoCalled(
+    "hidden_size", "hidden_sizes", "hidden_dim", "hidden_dims", "hidden_layers"
+)
+_NOT_IN_SIMBA = ReadWhere("body", "simba", but=True)  # it has its own activation and norms
 
 
 @dataclass(frozen=True)
 class NetworkConfig:
     """Network of the agents, and how they share it."""
 
-    num_cells: Annotated[list[int], Each(Range(1), "widths"), _WIDTHS] = field(
+    num_cells: Annotated[list[int], Each(Range(1), "widths"), _OTHER_NAMES_OF_WIDTHS] = field(
         default_factory=lambda: [64, 64]
     )
     """Width of each hidden layer, or of each residual block of ``simba``."""
-    activation: Annotated[str, OneOf(ACTIVATIONS), _CHOSEN] = "tanh"
+    activation: Annotated[str, OneOf(ACTIVATIONS), _NOT_IN_SIMBA] = "tanh"
     """Activation function of the hidden layers."""
-    layer_norm: Annotated[bool, _CHOSEN] = False
+    layer_norm: Annotated[bool, _NOT_IN_SIMBA] = False
     """Layer normalization before each activation."""
     body: Annotated[str, OneOf(BODIES.words)] = "mlp"
     """Type of the network between observations and outputs."""
@@ -327,7 +329,7 @@ class NetworkConfig:
             )
         if communicates(self):
             self.communication.check(f"{at}communication.")
-            _check_parts(self, "communication", self.communication.kind, at)
+            _check_part_is_supported(self, "communication", self.communication.kind, at)
 
 
 @dataclass(frozen=True)
@@ -394,7 +396,7 @@ class RecurrentNetworkConfig(NetworkConfig):
         if not has_memory(self):
             return
         memory = self.memory
-        _check_parts(self, "memory", memory.kind, at)
+        _check_part_is_supported(self, "memory", memory.kind, at)
         if memory.kind == "lru" and memory.size % 2:
             raise ConfigError(
                 f"{at}memory.size is {memory.size}, expected an even number for 'lru'; use "
@@ -475,7 +477,7 @@ class AnyMixerConfig:
     initialization."""
 
 
-def _check_parts(config: NetworkConfig, part: str, kind: str, at: str) -> None:
+def _check_part_is_supported(config: NetworkConfig, part: str, kind: str, at: str) -> None:
     """Refuses a memory or communication in networks that do not support it.
 
     Raises:

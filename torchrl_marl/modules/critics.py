@@ -115,7 +115,7 @@ def make_critic(
             "central_input=observations or team, or architecture=mlp."
         )
     if not per_agent:
-        _check_values(group, config, centralized)
+        _check_value_per_team(group, config, centralized)
     if centralized == "agent_state":
         group, centralized, observation_norm = group.of_states, False, None
     check_size("critic", group, config, device)
@@ -123,22 +123,22 @@ def make_critic(
     keys = AgentInput.keys(group if team is None or centralized is not True else team)
     if centralized == "state":
         keys = [group.state_key]
-        critic = _state_critic(group, config, per_agent, head, device)
+        critic = _make_state_critic(group, config, per_agent, head, device)
     elif centralized is False:
         agents = AgentInput(group, observation_norm, device)
         norm = observation_norm is not None
         network = make_agent_network(group, 1, config, gain=1.0, standardized=norm, device=device)
         critic = AgentNetwork(agents, network, head, links=links_of(group, config, device))
     else:
-        critic = _central_critic(group, team, config, observation_norm, head, device)
+        critic = _make_central_critic(group, team, config, observation_norm, head, device)
     values: list[NestedKey] = [group.key("state_value")]
     if critic.remembers:
-        _check_seen(group, team if centralized is True else None)
+        _check_memory_of_groups(group, team if centralized is True else None)
     read, written = extra_keys(critic, group, "critic_hidden")
     return TensorDictModule(critic, [*keys, *read], [*values, *written])
 
 
-def _check_seen(group: GroupSpec, team: GroupSpec | None) -> None:
+def _check_memory_of_groups(group: GroupSpec, team: GroupSpec | None) -> None:
     if team is not None and team.agent_names != group.agent_names:
         raise ConfigError(
             f"group {group.name!r}: its critic has a memory, but sees agents of groups that are "
@@ -146,7 +146,7 @@ def _check_seen(group: GroupSpec, team: GroupSpec | None) -> None:
         )
 
 
-def _state_critic(group, config, per_agent, head, device) -> AgentNetwork:
+def _make_state_critic(group, config, per_agent, head, device) -> AgentNetwork:
     if group.state_spec is None:
         raise ConfigError(
             f"group {group.name!r}: this environment gives no 'state' for the critic; use "
@@ -168,7 +168,7 @@ def _state_critic(group, config, per_agent, head, device) -> AgentNetwork:
     return AgentNetwork(StateInput(group.state_spec.ndim), network, head)
 
 
-def _central_critic(group, team, config, norm, head, device) -> AgentNetwork:
+def _make_central_critic(group, team, config, norm, head, device) -> AgentNetwork:
     """Builds a critic that reads all agents of the group or team."""
     seen = group if team is None else team
     agents = AgentInput(seen, norm, device)
@@ -195,7 +195,7 @@ def _central_critic(group, team, config, norm, head, device) -> AgentNetwork:
     return AgentNetwork(TeamInput(agents, seen.observation_dims), network, head)
 
 
-def _check_values(group: GroupSpec, config: NetworkConfig, centralized: bool | str) -> None:
+def _check_value_per_team(group: GroupSpec, config: NetworkConfig, centralized: bool | str) -> None:
     """Refuses settings with one value per group if the network cannot have one.
 
     Raises:

@@ -52,7 +52,7 @@ class _Padded(Distribution):
         """Replaces the parameters."""
         super().update(*self._replace_padding(loc, scale))  # type: ignore[misc]
 
-    def _sum(self, value: Tensor) -> Tensor:
+    def _sum_without_padding(self, value: Tensor) -> Tensor:
         return torch.where(self.mask, value, 0.0).sum(-1)
 
     def _replace_padding(self, loc: Tensor, scale: Scale) -> tuple[Tensor, Tensor]:
@@ -106,11 +106,13 @@ class PaddedNormal(_Padded, IndependentNormal):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Returns the log-probability of each agent's action."""
-        return self._sum(self.base_dist.log_prob(torch.where(self.mask, value, 0.0)))
+        return self._sum_without_padding(
+            self.base_dist.log_prob(torch.where(self.mask, value, 0.0))
+        )
 
     def entropy(self) -> Tensor:
         """Returns the entropy of each agent's action."""
-        return self._sum(self.base_dist.entropy())
+        return self._sum_without_padding(self.base_dist.entropy())
 
 
 class PaddedTanhNormal(_Padded, TanhNormal):
@@ -186,30 +188,32 @@ class PaddedTanhNormal(_Padded, TanhNormal):
         # The middle of the bounds, where the inverse is finite.
         value = torch.where(self.mask, value, (self.low + self.high) / 2)
         normal = self.transforms[0].inv(value)
-        stretch = self._stretch(normal, value)  # first: gradients then equal TorchRL's to the bit
-        return self._density(normal) - stretch
+        log_det = self._squashing_log_det(
+            normal, value
+        )  # first: gradients then equal TorchRL's to the bit
+        return self._normal_log_prob(normal) - log_det
 
     def rsample_and_log_prob(self, sample_shape: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
         """Returns samples with gradients, and log-probabilities without inverting the squashing."""
         normal = self.base_dist.rsample(torch.Size(sample_shape))
-        return self._scored(normal, self.transforms[0](normal))
+        return self._with_log_prob(normal, self.transforms[0](normal))
 
     def sample_and_log_prob(self, sample_shape: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
         """Returns detached samples, and log-probabilities without inverting the squashing."""
         normal = self.base_dist.sample(torch.Size(sample_shape))
         with torch.no_grad():
             action = self.transforms[0](normal)
-        return self._scored(normal, action)
+        return self._with_log_prob(normal, action)
 
-    def _scored(self, normal: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        score = self._density(normal) - self._stretch(normal, action)
+    def _with_log_prob(self, normal: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        score = self._normal_log_prob(normal) - self._squashing_log_det(normal, action)
         return torch.where(self.mask, action, 0.0), score
 
-    def _density(self, normal: Tensor) -> Tensor:
-        return self._sum(self.root_dist.log_prob(normal))
+    def _normal_log_prob(self, normal: Tensor) -> Tensor:
+        return self._sum_without_padding(self.root_dist.log_prob(normal))
 
-    def _stretch(self, normal: Tensor, action: Tensor) -> Tensor:
-        return self._sum(self.transforms[0].log_abs_det_jacobian(normal, action))
+    def _squashing_log_det(self, normal: Tensor, action: Tensor) -> Tensor:
+        return self._sum_without_padding(self.transforms[0].log_abs_det_jacobian(normal, action))
 
 
 class MultiCategorical(Independent):
@@ -299,17 +303,17 @@ class Hybrid(Distribution):
     def deterministic_sample(self) -> Tensor:
         """Returns the most likely choices and the deterministic numbers."""
         numbers = self.numbers.deterministic_sample  # type: ignore[attr-defined]
-        return self._join(self.choices.mode, numbers)
+        return self._concatenate(self.choices.mode, numbers)
 
     @property
     def mode(self) -> Tensor:
         """Returns the most likely choices and numbers."""
-        return self._join(self.choices.mode, self.numbers.mode)
+        return self._concatenate(self.choices.mode, self.numbers.mode)
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Samples actions."""
         shape = torch.Size(sample_shape)
-        return self._join(self.choices.sample(shape), self.numbers.sample(shape))
+        return self._concatenate(self.choices.sample(shape), self.numbers.sample(shape))
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Returns the log-probability of each agent's action."""
@@ -321,7 +325,7 @@ class Hybrid(Distribution):
         """Returns the entropy of each agent's action."""
         return self.choices.entropy() + self.numbers.entropy()
 
-    def _join(self, choice: Tensor, numbers: Tensor) -> Tensor:
+    def _concatenate(self, choice: Tensor, numbers: Tensor) -> Tensor:
         return torch.cat([choice.to(numbers.dtype), numbers], -1)
 
 
@@ -356,8 +360,8 @@ class Gated(Distribution):
         self, gate: Tensor, gate_logits: Tensor, *, of: Callable[..., Distribution], **keywords
     ) -> None:
         self.actions = of(**keywords)
-        self.logits, spoke = gate_logits.squeeze(-1), gate[..., 0]
-        self.gate_log_prob = -self._surprise(spoke)
+        self.logits, gate_value = gate_logits.squeeze(-1), gate[..., 0]
+        self.gate_log_prob = -self._gate_cross_entropy(gate_value)
         shapes = self.actions.batch_shape, self.actions.event_shape
         super().__init__(*shapes, validate_args=False)
         if hasattr(self.actions, "rsample_and_log_prob"):
@@ -402,10 +406,10 @@ class Gated(Distribution):
 
     def gate_entropy(self) -> Tensor:
         """Returns the entropy of each agent's gate."""
-        return self._surprise(torch.sigmoid(self.logits))
+        return self._gate_cross_entropy(torch.sigmoid(self.logits))
 
-    def _surprise(self, spoke: Tensor) -> Tensor:
-        return F.binary_cross_entropy_with_logits(self.logits, spoke, reduction="none")
+    def _gate_cross_entropy(self, gate_value: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(self.logits, gate_value, reduction="none")
 
     def _rsample_and_log_prob(self, sample_shape: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
         own: Any = self.actions

@@ -70,41 +70,47 @@ class RandomActor(TensorDictModuleBase):
 
     def draw(self, tensordict: TensorDictBase) -> Tensor:
         """Returns dense actions without writing them."""
-        own = self.group.data(tensordict)
-        if own.ndim > tensordict.ndim:
-            self.group.check_number(own.batch_size[tensordict.ndim])
+        group_data = self.group.data(tensordict)
+        if group_data.ndim > tensordict.ndim:
+            self.group.check_number(group_data.batch_size[tensordict.ndim])
         shape = torch.Size((*tensordict.batch_size, self.group.n_agents))
-        return self._discrete(own, shape) if self.group.discrete else self._continuous(own, shape)
+        return (
+            self._draw_discrete(group_data, shape)
+            if self.group.discrete
+            else self._draw_continuous(group_data, shape)
+        )
 
-    def _continuous(self, own: TensorDictBase, shape: torch.Size) -> Tensor:
+    def _draw_continuous(self, group_data: TensorDictBase, shape: torch.Size) -> Tensor:
         if self.branches is None:
-            return self._numbers(own, shape)
-        choices = self._choices(own, shape, self.branches)
+            return self._draw_numbers(group_data, shape)
+        choices = self._draw_choices(group_data, shape, self.branches)
         if self.group.hybrid:
-            return torch.cat([choices.floor(), self._numbers(own, shape)], -1)
+            return torch.cat([choices.floor(), self._draw_numbers(group_data, shape)], -1)
         return choices.to(self.group.padded_spec["action"].dtype)
 
-    def _choices(self, own: TensorDictBase, shape: torch.Size, branches: Tensor) -> Tensor:
+    def _draw_choices(
+        self, group_data: TensorDictBase, shape: torch.Size, branches: Tensor
+    ) -> Tensor:
         if self.group.action_mask_key is None:
             return torch.rand((*shape, len(branches)), device=branches.device) * branches
         from torchrl_marl.specs.choices import draw_choices
 
-        legal = own.get("action_mask")
+        legal = group_data.get("action_mask")
         check_action_mask(self.group, legal, shape[:-1])
         return draw_choices(legal, self.group.branches).float()
 
-    def _numbers(self, own: TensorDictBase, shape: torch.Size) -> Tensor:
+    def _draw_numbers(self, group_data: TensorDictBase, shape: torch.Size) -> Tensor:
         shape = torch.Size((*shape, self.group.continuous_spec.shape[-1]))
         if self.low is None or self.high is None:
-            action = torch.randn(shape, device=own.device)
+            action = torch.randn(shape, device=group_data.device)
             return action if self.own is None else torch.where(self.own, action, 0.0)
         return self.low + (self.high - self.low) * torch.rand(shape, device=self.low.device)
 
-    def _discrete(self, own: TensorDictBase, shape: torch.Size) -> Tensor:
+    def _draw_discrete(self, group_data: TensorDictBase, shape: torch.Size) -> Tensor:
         group, n = self.group, self.group.n_actions
-        legal = None if group.action_mask_key is None else own.get("action_mask")
+        legal = None if group.action_mask_key is None else group_data.get("action_mask")
         if legal is None:
-            legal = torch.ones((*shape, n), dtype=torch.bool, device=own.device)
+            legal = torch.ones((*shape, n), dtype=torch.bool, device=group_data.device)
         else:
             check_action_mask(group, legal, shape[:-1])
         legal = choosable(legal, self.own)
@@ -174,15 +180,15 @@ class Explore(TensorDictModuleBase):
         if exploration_type() not in (ExplorationType.RANDOM, None):
             return tensordict
         action = self.group.data(tensordict).get("action")
-        noisy = action if self.group.discrete else self._noisy(action)
+        noisy = action if self.group.discrete else self._noisy_action(action)
         drawn = self.random.draw(tensordict)
         shape = (*tensordict.batch_size, self.group.n_agents)
-        chosen = torch.rand(shape, device=self.epsilon.device) < self.epsilon
-        chosen = chosen.reshape(chosen.shape + (1,) * (action.ndim - chosen.ndim))
-        self.group.write(tensordict, "action", torch.where(chosen, drawn, noisy))
+        explores = torch.rand(shape, device=self.epsilon.device) < self.epsilon
+        explores = explores.reshape(explores.shape + (1,) * (action.ndim - explores.ndim))
+        self.group.write(tensordict, "action", torch.where(explores, drawn, noisy))
         return tensordict
 
-    def _noisy(self, action: Tensor) -> Tensor:
+    def _noisy_action(self, action: Tensor) -> Tensor:
         if not action.is_floating_point():
             return action  # multi-discrete
         if not self.group.hybrid:

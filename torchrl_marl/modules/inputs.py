@@ -129,7 +129,7 @@ def agent_features(group: GroupSpec, standardized: bool = False) -> list[Feature
         pictures: list[Picture] = []
         start = 0
         for key, leaf in observation_leaves(group, agent):
-            pictures += _pictures(leaf, start, key, standardized)
+            pictures += _pictures_of_leaf(leaf, start, key, standardized)
             start += leaf.shape.numel()
         found.append(Features(width, tuple(pictures)))
     return found
@@ -148,10 +148,10 @@ def state_features(group: GroupSpec) -> Features:
     """Returns the layout of a team's state."""
     spec = group.team_state_spec
     assert spec is not None
-    return Features(spec.shape.numel(), tuple(_pictures(spec, 0, "state", False)))
+    return Features(spec.shape.numel(), tuple(_pictures_of_leaf(spec, 0, "state", False)))
 
 
-def _pictures(leaf: TensorSpec, start: int, name: str, standardized: bool) -> list[Picture]:
+def _pictures_of_leaf(leaf: TensorSpec, start: int, name: str, standardized: bool) -> list[Picture]:
     if len(leaf.shape) != 3:
         return []
     scale = 1 / 255 if leaf.dtype is torch.uint8 and not standardized else 1.0

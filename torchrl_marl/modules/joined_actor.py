@@ -20,8 +20,8 @@ from torchrl_marl.specs.joining import JoinedGroup
 
 __all__ = ["ActorPart", "GroupActors", "JoinedActor", "merge_parts"]
 
-_ACTED = ("action", "action_log_prob", "channel")
-_REMEMBERED = ("hidden", "is_init")
+_ACTION_LEAVES = ("action", "action_log_prob", "channel")
+_MEMORY_LEAVES = ("hidden", "is_init")
 
 
 class JoinedActor(TensorDictModuleBase):
@@ -42,9 +42,9 @@ class JoinedActor(TensorDictModuleBase):
         self.actor = actor
         self.group = group
         self.state_size = state_size(actor)
-        self.extra = _REMEMBERED if self.state_size else ()
-        self.in_keys = [key for own in group.sources for key in _read(own, self.extra)]
-        self.written = tuple(leaf for leaf in _ACTED if group.key(leaf) in actor.out_keys)
+        self.extra = _MEMORY_LEAVES if self.state_size else ()
+        self.in_keys = [key for own in group.sources for key in _input_keys(own, self.extra)]
+        self.written = tuple(leaf for leaf in _ACTION_LEAVES if group.key(leaf) in actor.out_keys)
         self.out_keys = [key for own in group.sources for key in self.written_of(own)]
 
     def written_of(self, group: GroupSpec) -> list[NestedKey]:
@@ -92,7 +92,7 @@ class ActorPart(TensorDictModuleBase):
         super().__init__()
         self.whole = whole
         [self.group] = [group for group in whole.group.sources if group.name == name]
-        self.in_keys = _read(self.group, whole.extra)
+        self.in_keys = _input_keys(self.group, whole.extra)
         self.out_keys = whole.written_of(self.group)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -100,8 +100,10 @@ class ActorPart(TensorDictModuleBase):
         team = TensorDict({}, tensordict.batch_size, device=tensordict.device)
         for group in self.whole.group.sources:
             present = group.name == self.group.name
-            own = group.data(tensordict).copy() if present else self._blank(group, team)
-            team.set(group.name, own)
+            group_data = (
+                group.data(tensordict).copy() if present else self._placeholder_data(group, team)
+            )
+            team.set(group.name, group_data)
         acted = self.whole(team)
         self.group.scatter(acted, tensordict, self.whole.written)
         if self.whole.extra:
@@ -109,23 +111,23 @@ class ActorPart(TensorDictModuleBase):
             tensordict.set(key, acted.get(key))
         return tensordict
 
-    def _blank(self, group: GroupSpec, like: TensorDictBase) -> TensorDict:
+    def _placeholder_data(self, group: GroupSpec, like: TensorDictBase) -> TensorDict:
         """Returns placeholder data of a group in which no agent lives; any network can read it."""
         batch, size = (*like.batch_size, group.n_agents), self.whole.state_size
-        blank = TensorDict({}, batch, device=like.device)
+        data = TensorDict({}, batch, device=like.device)
         for key in group.observation_keys:
             leaf = group.padded_spec[key[1:]]
             shape = (*like.batch_size, *leaf.shape)
-            blank.set(key[1:], torch.zeros(shape, dtype=leaf.dtype, device=like.device))
-        truth = {"dtype": torch.bool, "device": like.device}
+            data.set(key[1:], torch.zeros(shape, dtype=leaf.dtype, device=like.device))
+        bool_options = {"dtype": torch.bool, "device": like.device}
         if group.mask_key is not None:
-            blank.set("mask", torch.zeros(batch, **truth))
+            data.set("mask", torch.zeros(batch, **bool_options))
         if group.action_mask_key is not None:
-            blank.set("action_mask", torch.ones(*batch, group.n_options, **truth))
+            data.set("action_mask", torch.ones(*batch, group.n_options, **bool_options))
         if size:
-            blank.set("hidden", torch.zeros(*batch, size, device=like.device))
-            blank.set("is_init", torch.ones(*batch, 1, **truth))
-        return blank
+            data.set("hidden", torch.zeros(*batch, size, device=like.device))
+            data.set("is_init", torch.ones(*batch, 1, **bool_options))
+        return data
 
 
 class GroupActors(nn.Module):
@@ -199,6 +201,6 @@ def merge_parts(actors: Iterable[TensorDictModuleBase]) -> list[TensorDictModule
     return merged
 
 
-def _read(group: GroupSpec, extra: Iterable[str] = ()) -> list[NestedKey]:
+def _input_keys(group: GroupSpec, extra: Iterable[str] = ()) -> list[NestedKey]:
     masks = [key for key in (group.mask_key, group.action_mask_key) if key is not None]
     return [*group.observation_keys, *masks, *(group.key(leaf) for leaf in extra)]

@@ -156,7 +156,7 @@ class SumMixer(nn.Module):
 
     def forward(self, value: Tensor, mask: Tensor | None = None) -> Tensor:
         """Sums the values."""
-        return self.per_group.sum(_living(self.group, value, mask))
+        return self.per_group.sum(_zero_masked_values(self.group, value, mask))
 
 
 class MonotonicMixer(nn.Module):
@@ -199,9 +199,11 @@ class MonotonicMixer(nn.Module):
         scale = None if init_scale is None else 2**0.5
         weights, biases = [], []
         for width in map(len, columns):
-            weights.append(_linear(width, (most + 2) * hidden, init_scale, device))
-            units = _linear(width, hidden, scale, device)
-            biases.append(nn.Sequential(units, nn.ReLU(), _linear(hidden, 1, init_scale, device)))
+            weights.append(_make_linear(width, (most + 2) * hidden, init_scale, device))
+            units = _make_linear(width, hidden, scale, device)
+            biases.append(
+                nn.Sequential(units, nn.ReLU(), _make_linear(hidden, 1, init_scale, device))
+            )
         several = len(sizes) > 1
         self.weights: nn.Module = stack(weights, pad=True) if several else weights[0]
         self.bias: nn.Module = stack(biases, pad=True) if several else biases[0]
@@ -209,17 +211,21 @@ class MonotonicMixer(nn.Module):
     def forward(self, value: Tensor, *inputs: Tensor) -> Tensor:
         """Mixes the values."""
         mask = None if self.group.mask_key is None else inputs[-1]
-        seen, _ = self.features(*inputs[: self.n_inputs])
-        seen = self.columns(as_read(seen, self.weights))
-        living = _living(self.group, value, mask)[..., self.index]
-        living = torch.where(self.own, living, 0.0)
-        made = self.weights(seen).unflatten(-1, (-1, self.hidden))
-        first, bias, last = made[..., :-2, :].abs(), made[..., -2, :], made[..., -1, :].abs()
-        units = F.elu((living.unsqueeze(-2) @ first).squeeze(-2) + bias)
-        return (units * last).sum(-1) + self.bias(seen).squeeze(-1)
+        mixer_input, _ = self.features(*inputs[: self.n_inputs])
+        mixer_input = self.columns(as_read(mixer_input, self.weights))
+        agent_values = _zero_masked_values(self.group, value, mask)[..., self.index]
+        agent_values = torch.where(self.own, agent_values, 0.0)
+        weights = self.weights(mixer_input).unflatten(-1, (-1, self.hidden))
+        first, bias, last = (
+            weights[..., :-2, :].abs(),
+            weights[..., -2, :],
+            weights[..., -1, :].abs(),
+        )
+        units = F.elu((agent_values.unsqueeze(-2) @ first).squeeze(-2) + bias)
+        return (units * last).sum(-1) + self.bias(mixer_input).squeeze(-1)
 
 
-def _living(group: GroupSpec, value: Tensor, mask: Tensor | None) -> Tensor:
+def _zero_masked_values(group: GroupSpec, value: Tensor, mask: Tensor | None) -> Tensor:
     """Returns values ``[*B, N, 1]`` as ``[*B, N]``, 0 where masked."""
     if value.shape[-2:] != (group.n_agents, 1):
         raise ValueError(
@@ -230,7 +236,7 @@ def _living(group: GroupSpec, value: Tensor, mask: Tensor | None) -> Tensor:
     return value if mask is None else torch.where(mask, value, 0.0)
 
 
-def _linear(width: int, outputs: int, gain: float | None, device: Device) -> nn.Linear:
+def _make_linear(width: int, outputs: int, gain: float | None, device: Device) -> nn.Linear:
     layer = nn.Linear(width, outputs, device=device)
     if gain is not None:
         nn.init.orthogonal_(layer.weight, gain)

@@ -116,19 +116,19 @@ class TeamNetwork(nn.Module):
     ) -> tuple[Tensor, Extras]:
         """Runs the parts."""
         x, _ = self.encoder(features, mask, context)
-        state = words = drawn = gate = None
+        state = channel_state = drawn = gate = None
         if self.communicate_first and self.channel is not None:
-            x, drawn, gate, words = self.channel(x, mask, self._part(context, 1))
+            x, drawn, gate, channel_state = self.channel(x, mask, self._state_of_part(context, 1))
         if self.memory is not None:
             from torchrl_marl.modules.memory.cells import remember
 
-            own = self._part(context, 0)
-            assert own.is_init is not None
-            x, state = remember(self.memory, x, own.state, own.is_init, mask)
+            memory_context = self._state_of_part(context, 0)
+            assert memory_context.is_init is not None
+            x, state = remember(self.memory, x, memory_context.state, memory_context.is_init, mask)
             x = x if self.norm is None else self.norm(x)
         if not self.communicate_first and self.channel is not None:
-            x, drawn, gate, words = self.channel(x, mask, self._part(context, 1))
-        states = [after for after in (state, words) if after is not None]
+            x, drawn, gate, channel_state = self.channel(x, mask, self._state_of_part(context, 1))
+        states = [after for after in (state, channel_state) if after is not None]
         state = torch.cat(states, -1) if len(states) == 2 else next(iter(states), None)
         return self.head(x, mask, context)[0], Extras(state, drawn, gate)
 
@@ -138,7 +138,7 @@ class TeamNetwork(nn.Module):
         delay = None if self.channel is None else self.channel.delay
         return [part for part in (self.memory, delay) if part is not None]
 
-    def _part(self, context: Context, part: int) -> Context:
+    def _state_of_part(self, context: Context, part: int) -> Context:
         """Returns a context with the state of the memory (0) or of the channel (1) alone."""
         sizes = [memory.state_size for memory in self.memories]
         if len(sizes) < 2 or context.state is None:
@@ -206,8 +206,8 @@ class AgentNetwork(nn.Module):
         given = dict(zip(self.reads, inputs[n:]))
         features, mask = self.features(*inputs[:n])
         features = as_read(features, self.network)
-        context = self._context(given, inputs[:n])
-        output, extras = self._body()(features, mask, context)
+        context = self._make_context(given, inputs[:n])
+        output, extras = self._body_in_precision()(features, mask, context)
         output = output if self.pick is None else self.pick(output)
         output = output if self.head is None else self.head(output)
         if not self.writes:
@@ -215,7 +215,7 @@ class AgentNetwork(nn.Module):
         outputs = output if isinstance(output, tuple) else (output,)
         return *outputs, *(extra for extra in extras if extra is not None)
 
-    def _body(self) -> Callable[..., tuple[Tensor, Extras]]:
+    def _body_in_precision(self) -> Callable[..., tuple[Tensor, Extras]]:
         if self.precision != "bf16":
             return self.network
         from torchrl_marl.modules.precision import in_bfloat16
@@ -226,19 +226,25 @@ class AgentNetwork(nn.Module):
         """Returns the links that were used, ``[*B, N, N]``: True where the agent of a row heard
         that of a column."""
         n = len(inputs) - len(self.reads)
-        seen = inputs[:n]
+        body_inputs = inputs[:n]
         agents = cast(AgentInput, self.features)
-        mask = seen[-1] if agents.masked else torch.ones_like(agents.rows(*seen)[..., 0]).bool()
+        mask = (
+            body_inputs[-1]
+            if agents.masked
+            else torch.ones_like(agents.rows(*body_inputs)[..., 0]).bool()
+        )
         channel = cast(TeamNetwork, self.network).channel
         assert channel is not None
-        return channel.used_links(mask, self._context(dict(zip(self.reads, inputs[n:])), seen))
+        return channel.used_links(
+            mask, self._make_context(dict(zip(self.reads, inputs[n:])), body_inputs)
+        )
 
-    def _context(self, given: Mapping[str, Tensor], seen: Sequence[Tensor]) -> Context:
+    def _make_context(self, given: Mapping[str, Tensor], body_inputs: Sequence[Tensor]) -> Context:
         links, position = self.links, None
         if self.hears:
             links = given["links"] if links is None else given["links"] & links
         if self.position:
-            rows = cast(AgentInput, self.features).rows(*seen)
+            rows = cast(AgentInput, self.features).rows(*body_inputs)
             position = torch.stack([rows[..., i] for i in self.position], -1)
         return Context(
             links=links,

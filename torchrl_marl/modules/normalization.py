@@ -165,28 +165,28 @@ class ObservationNorm(nn.Module):
             )
         alive = None if mask is None else mask.reshape(rows.shape[:2])
         if self.membership is None:
-            self._take_in(rows, alive, ())
+            self._update_kind(rows, alive, ())
             return
         for k in range(self.membership.shape[-1]):
             members = self.get_buffer(f"members_{k}")
             own = None if alive is None else alive[:, members]
-            self._take_in(rows[:, members], own, (k,))
+            self._update_kind(rows[:, members], own, (k,))
 
-    def _take_in(self, rows: Tensor, alive: Tensor | None, kind: tuple[int, ...]) -> None:
+    def _update_kind(self, rows: Tensor, alive: Tensor | None, kind: tuple[int, ...]) -> None:
         rows = rows.flatten(0, 1).to(torch.float64)
         count, mean, variance = self.count[kind], self.mean[kind], self.variance[kind]
         living = None if alive is None else alive.reshape(-1, 1).expand_as(rows)
         ranks = current()
-        now_mean, now_variance = masked_moments(rows, living, dim=0, ranks=ranks)
-        own = torch.full_like(count, rows.shape[0]) if alive is None else alive.sum()
-        n = ranks.sum_all([own])[0]
+        batch_mean, batch_variance = masked_moments(rows, living, dim=0, ranks=ranks)
+        local_count = torch.full_like(count, rows.shape[0]) if alive is None else alive.sum()
+        n = ranks.sum_all([local_count])[0]
         total = (count + n).clamp_min(1)
-        delta = now_mean - mean
-        spread = variance * count + now_variance * n
-        spread = spread + delta.square() * count * n / total
-        some = n > 0
-        variance.copy_(torch.where(some, spread / total, variance))
-        mean.add_(torch.where(some, delta * n / total, 0.0))
+        delta = batch_mean - mean
+        sum_of_squares = variance * count + batch_variance * n
+        sum_of_squares = sum_of_squares + delta.square() * count * n / total
+        any_alive = n > 0
+        variance.copy_(torch.where(any_alive, sum_of_squares / total, variance))
+        mean.add_(torch.where(any_alive, delta * n / total, 0.0))
         count.add_(n)
 
     def forward(self, observation: Tensor) -> Tensor:

@@ -151,7 +151,7 @@ class Players(TensorDictModuleBase):
 
     def copy_of(self, slot: int) -> dict[str, Tensor]:
         """Returns the parameters and statistics of a slot."""
-        return {name: value[slot].clone() for name, value in self._stored().items()}
+        return {name: value[slot].clone() for name, value in self._stored_tensors().items()}
 
     @torch.no_grad()
     def load(self, slot: int, new: Mapping[str, Tensor]) -> None:
@@ -164,7 +164,7 @@ class Players(TensorDictModuleBase):
             raise SpecError(
                 f"slot is {slot}, expected 0 to {self.n_slots - 1}: there are {self.n_slots}."
             )
-        own = self._stored()
+        own = self._stored_tensors()
         found = {name: tuple(value.shape) for name, value in new.items()}
         expected = {name: tuple(value.shape[1:]) for name, value in own.items()}
         check_shapes(self.group.name, expected, found)
@@ -183,9 +183,11 @@ class Players(TensorDictModuleBase):
 
     def act(self, tensordict: TensorDictBase, owner: Tensor) -> TensorDictBase:
         """Acts in each row with the player that ``owner``, ``[E]``, gives."""
-        return act_by_row(self._actor[0], self._stored(), owner, tensordict, block=self.block)
+        return act_by_row(
+            self._actor[0], self._stored_tensors(), owner, tensordict, block=self.block
+        )
 
-    def _stored(self) -> dict[str, Tensor]:
+    def _stored_tensors(self) -> dict[str, Tensor]:
         return {name: self.get_buffer(f"stored_{i}") for i, name in enumerate(self._names)}
 
 
@@ -213,7 +215,7 @@ def act_by_row(
         act = partial(act_by_row, actor.actor, tensors, owner, block=block)
         return cast(TensorDictBase, actor.act_by(act, tensordict))
     actor = cast(GroupActor, actor)
-    first, *rest = _steps_of(actor)
+    first, *rest = _flatten_modules(actor)
     network, data = first.module, actor.group.dense(tensordict)
     batch = data.ndim
     blocks = dispatch(owner.reshape(-1), len(next(iter(tensors.values()))), block)
@@ -267,11 +269,11 @@ def check_shapes(
 def tensors_of(actor: TensorDictModuleBase) -> dict[str, Tensor]:
     """Returns the parameters and statistics in which copies of an actor may differ."""
     actor = cast(GroupActor, actor.actor if isinstance(actor, JoinedActor) else actor)
-    saved = _steps_of(actor)[0].module.state_dict(keep_vars=True)
+    saved = _flatten_modules(actor)[0].module.state_dict(keep_vars=True)
     return {name: value for name, value in saved.items() if isinstance(value, Tensor)}
 
 
-def _steps_of(actor: GroupActor) -> list[TensorDictModule]:
+def _flatten_modules(actor: GroupActor) -> list[TensorDictModule]:
     """Returns the modules of an actor in sequence, without nesting; the first has the
     parameters."""
     found: list[Any] = []

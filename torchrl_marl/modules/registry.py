@@ -50,12 +50,12 @@ class Body:
     @property
     def make_network(self) -> Callable[..., Any] | None:
         """The builder of one agent's network; None for a body over all agents."""
-        return _checked(_loaded(self.network), "make_own_network")
+        return _checked(_import_maker(self.network), "make_own_network")
 
     @property
     def make_body(self) -> Callable[..., Any] | None:
         """The builder of a body over all agents; None for networks of single agents."""
-        return _checked(_loaded(self.body), "make_own_body")
+        return _checked(_import_maker(self.body), "make_own_body")
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,12 @@ class Sharing:
     @property
     def make(self) -> Callable[..., Any]:
         """The function that builds the networks."""
-        way = _loaded(self.way)
+        way = _import_maker(self.way)
         assert way is not None
         return way
 
 
-_BODIES, _WAYS = "torchrl_marl.modules.bodies", "torchrl_marl.modules.sharing.ways"
+_BODY_MODULE, _SHARING_MODULE = "torchrl_marl.modules.bodies", "torchrl_marl.modules.sharing.ways"
 
 
 T = TypeVar("T", Body, Sharing)
@@ -107,38 +107,46 @@ class Meanings(Registry[T]):
         return {word: one.meaning for word, one in self.items()}
 
 
-_KNOWN_BODIES = {
-    "mlp": Body("a multi-layer perceptron", network=f"{_BODIES}:make_mlp"),
+_BUILT_IN_BODIES = {
+    "mlp": Body("a multi-layer perceptron", network=f"{_BODY_MODULE}:make_mlp"),
     "cnn": Body(
-        "convolutions over images, then a multi-layer perceptron", network=f"{_BODIES}:make_cnn"
+        "convolutions over images, then a multi-layer perceptron",
+        network=f"{_BODY_MODULE}:make_cnn",
     ),
     "simba": Body(
         "residual blocks with layer norms, one for each hidden layer (SimBa)",
-        network=f"{_BODIES}:make_simba",
+        network=f"{_BODY_MODULE}:make_simba",
     ),
 }
-BODIES = Meanings("body", Body, "torchrl_marl.bodies", _KNOWN_BODIES)
+BODIES = Meanings("body", Body, "torchrl_marl.bodies", _BUILT_IN_BODIES)
 """All bodies."""
 
-_KNOWN_SHARINGS = {
-    "none": Sharing("a network for each agent", f"{_WAYS}:none"),
-    "full": Sharing("one network for all agents", f"{_WAYS}:full"),
-    "group": Sharing("a network for each group and each kind of agent in it", f"{_WAYS}:group"),
-    "trunk": Sharing("shared hidden layers, a last layer for each agent", f"{_WAYS}:trunk"),
+_BUILT_IN_SHARINGS = {
+    "none": Sharing("a network for each agent", f"{_SHARING_MODULE}:none"),
+    "full": Sharing("one network for all agents", f"{_SHARING_MODULE}:full"),
+    "group": Sharing(
+        "a network for each group and each kind of agent in it", f"{_SHARING_MODULE}:group"
+    ),
+    "trunk": Sharing(
+        "shared hidden layers, a last layer for each agent", f"{_SHARING_MODULE}:trunk"
+    ),
     "agent_id": Sharing(
-        "one network for all agents, which also reads the agent's id", f"{_WAYS}:agent_id"
+        "one network for all agents, which also reads the agent's id", f"{_SHARING_MODULE}:agent_id"
     ),
     "masks": Sharing(
-        "one network for all agents, with a pruning mask for each agent (SNP)", f"{_WAYS}:masks"
+        "one network for all agents, with a pruning mask for each agent (SNP)",
+        f"{_SHARING_MODULE}:masks",
     ),
     "clusters": Sharing(
         "a network for each cluster of agents, found before training (SePS)",
-        f"{_WAYS}:index",
+        f"{_SHARING_MODULE}:index",
         needs_index=True,
     ),
-    "index": Sharing("one network per index in sharing_index", f"{_WAYS}:index", needs_index=True),
+    "index": Sharing(
+        "one network per index in sharing_index", f"{_SHARING_MODULE}:index", needs_index=True
+    ),
 }
-SHARINGS = Meanings("sharing", Sharing, "torchrl_marl.sharings", _KNOWN_SHARINGS)
+SHARINGS = Meanings("sharing", Sharing, "torchrl_marl.sharings", _BUILT_IN_SHARINGS)
 """All ways of sharing."""
 
 
@@ -190,7 +198,7 @@ def register_sharing(word: str, meaning: str, way: Maker, *, needs_index: bool =
     SHARINGS.add(word, Sharing(meaning, way, needs_index))
 
 
-def _loaded(maker: Maker | None) -> Callable[..., Any] | None:
+def _import_maker(maker: Maker | None) -> Callable[..., Any] | None:
     if not isinstance(maker, str):
         return maker
     module, _, name = maker.partition(":")
@@ -201,4 +209,4 @@ def _checked(make: Callable[..., Any] | None, name: str) -> Callable[..., Any] |
     """Returns a builder that checks its networks; builders of this package need no check."""
     if make is None or getattr(make, "__module__", "").startswith("torchrl_marl."):
         return make
-    return partial(getattr(import_module(_BODIES), name), make)
+    return partial(getattr(import_module(_BODY_MODULE), name), make)

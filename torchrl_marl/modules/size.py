@@ -13,7 +13,7 @@ from torchrl_marl.specs import GroupSpec
 
 __all__ = ["check_size"]
 
-_NUMBERS = 4  # float32 numbers per weight: the weight, its gradient, two moments of Adam
+_NUMBERS_PER_WEIGHT = 4  # float32 numbers per weight: the weight, its gradient, two moments of Adam
 
 
 def check_size(what: str, group: GroupSpec, config: NetworkConfig, device: Device) -> None:
@@ -34,7 +34,7 @@ def check_size(what: str, group: GroupSpec, config: NetworkConfig, device: Devic
     if config.body == "simba":
         weights += sum(8 * width**2 for width in config.num_cells)
     refuse_too_large(
-        weights * networks.get(sharing_of(config), 1) * _NUMBERS * 4,
+        weights * networks.get(sharing_of(config), 1) * _NUMBERS_PER_WEIGHT * 4,
         device or "cpu",
         f"group {group.name!r}: {what}.num_cells is {quoted(list(config.num_cells))}, of which "
         "training",

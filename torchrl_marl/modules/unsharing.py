@@ -81,7 +81,7 @@ def unshare(
     for i, step in network.named_children():
         if isinstance(step, ModuleStack):
             own = step.unshare()
-            found = _origins(step, own)
+            found = _find_origins(step, own)
             steps.append(own)
         else:
             # Modules that are not stacks already have a row for each agent.
@@ -129,20 +129,20 @@ def _unshare_module(
     # Consecutive layers without other modules run as one batched call.
     module = nn.Sequential(*module) if isinstance(module, Feedforward) else module
     own = stack([copy.deepcopy(module) for _ in range(n_agents)], pad=True)
-    names = _names(own)
+    names = _parameter_names(own)
     origins = {
         f"0.{names[id(tensor)]}": Origin(name, (0,) * len(agents), stacked=False)
-        for bucket, agents in _members(own)
+        for bucket, agents in _members_by_bucket(own)
         for name, tensor in bucket.read().items()
         if id(tensor) in names
     }
     return nn.Sequential(own), origins
 
 
-def _origins(shared: ModuleStack, own: ModuleStack) -> dict[str, Origin]:
-    old_names, new_names = _names(shared), _names(own)
+def _find_origins(shared: ModuleStack, own: ModuleStack) -> dict[str, Origin]:
+    old_names, new_names = _parameter_names(shared), _parameter_names(own)
     origins = {}
-    for bucket, agents in _members(own):
+    for bucket, agents in _members_by_bucket(own):
         before, _ = shared.bucket(agents[0])
         rows = tuple(shared.places[agent][1] for agent in agents)
         old = before.read()
@@ -153,7 +153,7 @@ def _origins(shared: ModuleStack, own: ModuleStack) -> dict[str, Origin]:
     return origins
 
 
-def _members(own: ModuleStack) -> Iterator[tuple[Bucket, list[int]]]:
+def _members_by_bucket(own: ModuleStack) -> Iterator[tuple[Bucket, list[int]]]:
     """Yields each structure with the agents of its rows."""
     order = sorted(range(len(own)), key=lambda agent: own.places[agent])
     for _, agents in groupby(order, key=lambda agent: own.places[agent][0]):
@@ -161,7 +161,7 @@ def _members(own: ModuleStack) -> Iterator[tuple[Bucket, list[int]]]:
         yield own.bucket(members[0])[0], members
 
 
-def _names(network: nn.Module) -> dict[int, str]:
+def _parameter_names(network: nn.Module) -> dict[int, str]:
     return {id(parameter): name for name, parameter in network.named_parameters()}
 
 
@@ -195,11 +195,11 @@ def carry_state(
     for name, origin in origins.items():
         before = state.get(origin.name)
         if before:
-            carried[name] = {key: _carry(value, origin) for key, value in before.items()}
+            carried[name] = {key: _copy_state(value, origin) for key, value in before.items()}
     return carried
 
 
-def _carry(value: Any, origin: Origin) -> Any:
+def _copy_state(value: Any, origin: Origin) -> Any:
     if not isinstance(value, Tensor):
         return value
     # Moments have the parameter's shape; the count of steps has none.

@@ -37,11 +37,11 @@ __all__ = ["TeamGAE", "estimator_keys", "policy_ratio", "transition_complete"]
 
 # If targets follow a shift of all values except for this fraction, no shift brings values and
 # targets together.
-_LEAST_EARNED = 1e-5
+_MIN_GAP_PER_SHIFT = 1e-5
 
 # Steps of which a critic's activations fit into a processor's cache; twice as many or half as many
 # take about the same time.
-_IN_CACHE = 2048
+_CACHED_CHUNK = 2048
 
 
 class TeamGAE(MultiAgentGAE):
@@ -159,51 +159,59 @@ class TeamGAE(MultiAgentGAE):
             data = with_flags(self.group, self.group.dense(tensordict))
         mask = None if self.mask_key is None else data.get(self.mask_key)
         with torch.no_grad():
-            following = self._next(data)
+            following = self._next_step(data)
             if self.remembers:
-                following = self._remember(tensordict, data, following, params)
+                following = self._run_recurrent_critic(tensordict, data, following, params)
                 value = tensordict.get(self.tensor_keys.value)
             else:
-                value = self._value(data, params)
+                value = self._value_of_steps(data, params)
             with set_recurrent_mode(False):  # TorchRL sets it in all losses
                 following_params = params if target_params is None else target_params
                 if self.fast_values and not self.remembers and following_params is params:
-                    next_value = self._next_value(data, following, value, params)
+                    next_value = self._value_of_next_steps(data, following, value, params)
                 else:
-                    next_value = self._value(following, following_params)
+                    next_value = self._value_of_steps(following, following_params)
             reward, done, terminated = (
-                self._team_or_agent(data, key, value)
+                self._signal_per_agent(data, key, value)
                 for key in (keys.reward, keys.done, keys.terminated)
             )
-            own_rewards = data.get(("next", keys.reward)).ndim == value.ndim
+            agents_have_rewards = data.get(("next", keys.reward)).ndim == value.ndim
             centering = self.centering and self.training
             # These determine the part of a shift of all values that reaches the targets.
-            one = next_one = torch.ones_like(value) if centering else value
+            unit_value = next_unit_value = torch.ones_like(value) if centering else value
             open_reward = torch.zeros_like(value) if centering else reward
             turns, learned = mask if self.bootstrap == "agent" else None, mask
             if mask is not None and turns is None:
-                alive, seen = self._alive(data), following.get(self.mask_key)
-                learning = partial(self._learning, data)  # opponents do not count
-                valued = self._best_valued(learning(mask), learning(alive))
-                value = share(value, alive, valued, self.per_group)
-                then = seen | (alive & self._living(following))
-                next_valued = self._best_valued(learning(seen), learning(then))
-                next_value = share(next_value, then, next_valued, self.per_group)
+                alive, next_seen = self._alive_mask(data), following.get(self.mask_key)
+                only_learning = partial(self._only_learning, data)  # opponents do not count
+                sources = self._value_sources(only_learning(mask), only_learning(alive))
+                value = share(value, alive, sources, self.per_group)
+                next_alive = next_seen | (alive & self._next_alive_mask(following))
+                next_sources = self._value_sources(
+                    only_learning(next_seen), only_learning(next_alive)
+                )
+                next_value = share(next_value, next_alive, next_sources, self.per_group)
                 if centering:  # without such steps there is nothing to shift
-                    one = share(one, alive, valued, self.per_group)
-                    next_one = share(next_one, then, next_valued, self.per_group)
+                    unit_value = share(unit_value, alive, sources, self.per_group)
+                    next_unit_value = share(
+                        next_unit_value, next_alive, next_sources, self.per_group
+                    )
                 if self.group is not None and self.group.respawns:
-                    value, next_value = self._bridged(value, next_value, alive, then, done)
+                    value, next_value = self._fill_steps_without_agents(
+                        value, next_value, alive, next_alive, done
+                    )
                     if centering:
-                        one, next_one = self._bridged(one, next_one, alive, then, done)
-                if own_rewards:
-                    reward = share(reward, alive, learning(alive), self.per_group)
+                        unit_value, next_unit_value = self._fill_steps_without_agents(
+                            unit_value, next_unit_value, alive, next_alive, done
+                        )
+                if agents_have_rewards:
+                    reward = share(reward, alive, only_learning(alive), self.per_group)
             elif turns is not None:
                 complete = transition_complete(
                     done, terminated, following.get(self.mask_key).unsqueeze(-1)
                 )
                 learned = turns & complete.squeeze(-1)
-                if own_rewards and self.group is not None:
+                if agents_have_rewards and self.group is not None:
                     reward = own_reward(self.group, data, reward)
                 # An open transition keeps its estimated value.
                 reward = torch.where(complete, reward, value)
@@ -211,91 +219,101 @@ class TeamGAE(MultiAgentGAE):
                     open_reward = (~complete).to(value.dtype)
                 done, terminated = done | ~complete, terminated | ~complete
             if self.group is not None:
-                own = learning_mask(data, self.group, learned)
-                if own is not learned or turns is not None:
-                    tensordict.set(self.group.key("loss_mask"), own)
-                learned = own
-            estimate, shift = self._estimator(data, learned, turns), None
+                loss_mask = learning_mask(data, self.group, learned)
+                if loss_mask is not learned or turns is not None:
+                    tensordict.set(self.group.key("loss_mask"), loss_mask)
+                learned = loss_mask
+            estimate, shift = self._make_estimate(data, learned, turns), None
             advantage, value_target = estimate(reward, value, next_value, done, terminated)
             if centering:
-                lost, kept = estimate(open_reward, one, next_one, done, terminated)
-                shift = self._shift_between(value_target - value, one - kept, learned)
-                by = self._of_agents(shift)
-                advantage, value_target = advantage + lost * by, value_target + kept * by
+                advantage_per_shift, target_per_shift = estimate(
+                    open_reward, unit_value, next_unit_value, done, terminated
+                )
+                shift = self._mean_matching_shift(
+                    value_target - value, unit_value - target_per_shift, learned
+                )
+                shift_per_agent = self._shift_per_agent(shift)
+                advantage, value_target = (
+                    advantage + advantage_per_shift * shift_per_agent,
+                    value_target + target_per_shift * shift_per_agent,
+                )
             value = self._update_value_norm(value_target, value, learned, shift)
         tensordict.set(keys.advantage, advantage)
         tensordict.set(keys.value_target, value_target)
         tensordict.set(keys.value, value)
         return tensordict
 
-    def _bridged(
-        self, value: Tensor, next_value: Tensor, alive: Tensor, then: Tensor, done: Tensor
+    def _fill_steps_without_agents(
+        self, value: Tensor, next_value: Tensor, alive: Tensor, next_alive: Tensor, done: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Returns both values, where steps without living agents have that of a later step.
 
         Args:
             value, next_value, done (Tensor): as in :func:`~torchrl_marl.functional.gae`.
-            alive, then (Tensor): masks of agents that live before and after each step.
+            alive, next_alive (Tensor): masks of agents that live before and after each step.
         """
         gamma, _ = self._discount
-        lives, after = (
-            self._sum_of_own_group(mask.to(value.dtype)).unsqueeze(-1) > 0 for mask in (alive, then)
+        any_alive, any_next_alive = (
+            self._sum_over_group(mask.to(value.dtype)).unsqueeze(-1) > 0
+            for mask in (alive, next_alive)
         )
-        next_value = fill_next(next_value, after, done, gamma=gamma)
-        return torch.where(lives, value, gamma * torch.where(done, 0.0, next_value)), next_value
+        next_value = fill_next(next_value, any_next_alive, done, gamma=gamma)
+        return torch.where(any_alive, value, gamma * torch.where(done, 0.0, next_value)), next_value
 
-    def _estimator(
+    def _make_estimate(
         self, data: TensorDictBase, learned: Tensor | None, turns: Tensor | None
     ) -> Callable[..., tuple[Tensor, Tensor]]:
         """Returns a function of rewards, values and flags that computes advantages and targets."""
         gamma, lmbda = self._discount
         return partial(gae, gamma=gamma, lmbda=lmbda, mask=turns)
 
-    def _shift_between(self, gap: Tensor, earned: Tensor, learned: Tensor | None) -> Tensor:
+    def _mean_matching_shift(
+        self, gap: Tensor, gap_per_shift: Tensor, learned: Tensor | None
+    ) -> Tensor:
         """Returns the shift of all values after which values and targets have the same mean.
 
         Args:
             gap (Tensor): targets minus values.
-            earned (Tensor): 1 minus the change of each target if all values are shifted by 1.
+            gap_per_shift (Tensor): 1 minus the change of each target if all values shift by 1.
             learned (Tensor, optional): mask of the values that count.
 
         Shapes:
-            - gap, earned: ``[*B, N, 1]``; learned: ``[*B, N]``
+            - gap, gap_per_shift: ``[*B, N, 1]``; learned: ``[*B, N]``
             - returns: ``[]`` for one group, ``[G]`` for several
         """
-        groups = self._norm().per_group
-        sums = [groups.total(gap, learned), groups.total(earned, learned)]
-        gap, earned, number = current().sum_all([*sums, groups.number(gap, learned)])
-        return torch.where(earned > _LEAST_EARNED * number, gap / earned, 0.0)
+        groups = self._require_value_norm().per_group
+        sums = [groups.total(gap, learned), groups.total(gap_per_shift, learned)]
+        gap, gap_per_shift, count = current().sum_all([*sums, groups.number(gap, learned)])
+        return torch.where(gap_per_shift > _MIN_GAP_PER_SHIFT * count, gap / gap_per_shift, 0.0)
 
-    def _of_agents(self, shift: Tensor) -> Tensor:
+    def _shift_per_agent(self, shift: Tensor) -> Tensor:
         """Broadcasts a shift of each group to its agents, ``[G]`` to ``[N, 1]``."""
-        groups = self._norm().per_group
+        groups = self._require_value_norm().per_group
         return shift if groups.n_groups == 1 else groups.to_agents(shift).unsqueeze(-1)
 
-    def _norm(self) -> ValueNorm:
+    def _require_value_norm(self) -> ValueNorm:
         [norm] = self._value_norm
         assert isinstance(norm, ValueNorm)
         return norm
 
-    def _value(self, tensordict: TensorDictBase, params: TensorDictBase | None) -> Tensor:
-        return self._value_of(self._inputs(tensordict), params)
+    def _value_of_steps(self, tensordict: TensorDictBase, params: TensorDictBase | None) -> Tensor:
+        return self._run_critic(self._critic_inputs(tensordict), params)
 
-    def _inputs(self, tensordict: TensorDictBase) -> TensorDictBase:
+    def _critic_inputs(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Returns what the critic reads, with zeros in masked slots."""
         inputs = tensordict.select(*self.value_network.in_keys)
         return blank_masked_inputs(inputs, self.mask_key, tensordict)
 
-    def _value_of(self, inputs: TensorDictBase, params: TensorDictBase | None) -> Tensor:
+    def _run_critic(self, inputs: TensorDictBase, params: TensorDictBase | None) -> Tensor:
         network, key = self.value_network, self.tensor_keys.value
         stateless = contextlib.nullcontext() if params is None else params.to_module(network)
         with stateless:
-            if not self.fast_values or inputs.numel() <= _IN_CACHE:
+            if not self.fast_values or inputs.numel() <= _CACHED_CHUNK:
                 return network(inputs).get(key)
-            parts = [network(part).get(key) for part in inputs.reshape(-1).split(_IN_CACHE)]
+            parts = [network(part).get(key) for part in inputs.reshape(-1).split(_CACHED_CHUNK)]
             return torch.cat(parts).unflatten(0, inputs.shape)
 
-    def _next_value(
+    def _value_of_next_steps(
         self,
         data: TensorDictBase,
         following: TensorDictBase,
@@ -304,13 +322,13 @@ class TeamGAE(MultiAgentGAE):
     ) -> Tensor:
         """Returns values of next steps; runs the critic only on those that are not in the batch."""
         time_dim = value.ndim - 3
-        now, then = self._inputs(data), self._inputs(following)
-        other = ~_follows(now, then, value.shape[: time_dim + 1])
+        inputs, next_inputs = self._critic_inputs(data), self._critic_inputs(following)
+        not_in_batch = ~_next_step_is_in_batch(inputs, next_inputs, value.shape[: time_dim + 1])
         next_value = value.roll(-1, time_dim)
-        next_value[other] = self._value_of(then[other], params)
+        next_value[not_in_batch] = self._run_critic(next_inputs[not_in_batch], params)
         return next_value
 
-    def _remember(
+    def _run_recurrent_critic(
         self,
         tensordict: TensorDictBase,
         data: TensorDictBase,
@@ -342,7 +360,7 @@ class TeamGAE(MultiAgentGAE):
         tensordict.set(("next", *key), after)
         return following.copy().set(key, after)
 
-    def _next(self, tensordict: TensorDictBase) -> TensorDictBase:
+    def _next_step(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Returns the next step in the form that the critic reads."""
         following = tensordict.get("next")
         if self.mask_key is None or self.group is None:
@@ -350,23 +368,23 @@ class TeamGAE(MultiAgentGAE):
         following = following.clone(recurse=False)
         return following.set(self.mask_key, bootstraps_in(self.group, tensordict))
 
-    def _alive(self, tensordict: TensorDictBase) -> Tensor:
+    def _alive_mask(self, tensordict: TensorDictBase) -> Tensor:
         """Returns the mask of born and living agents."""
         alive = None if self.group is None else alive_in(self.group, tensordict)
         return tensordict.get(self.mask_key) if alive is None else alive
 
-    def _living(self, following: TensorDictBase) -> Tensor:
+    def _next_alive_mask(self, following: TensorDictBase) -> Tensor:
         """Returns the mask of agents that are alive after the step."""
         living = None if self.group is None else self.group.living(following)
         return following.get(self.mask_key) if living is None else living
 
-    def _learning(self, data: TensorDictBase, agents: Tensor) -> Tensor:
+    def _only_learning(self, data: TensorDictBase, agents: Tensor) -> Tensor:
         """Returns a mask of agents, restricted to those that the learning policy controls."""
         learning = None if self.group is None else learning_mask(data, self.group, agents)
         return agents if learning is None else learning
 
     @staticmethod
-    def _team_or_agent(tensordict: TensorDictBase, key: NestedKey, value: Tensor) -> Tensor:
+    def _signal_per_agent(tensordict: TensorDictBase, key: NestedKey, value: Tensor) -> Tensor:
         signal = tensordict[unravel_key(("next", key))]
         if signal.ndim == value.ndim - 1:
             signal = signal.unsqueeze(-2)
@@ -377,12 +395,12 @@ class TeamGAE(MultiAgentGAE):
             )
         return signal.expand_as(value)
 
-    def _best_valued(self, seen: Tensor, alive: Tensor) -> Tensor:
+    def _value_sources(self, seen: Tensor, alive: Tensor) -> Tensor:
         """Returns the agents that the critic sees; in a group without any, the living ones."""
-        some = self._sum_of_own_group(seen.to(torch.get_default_dtype())) > 0
-        return torch.where(some, seen, alive)
+        any_seen = self._sum_over_group(seen.to(torch.get_default_dtype())) > 0
+        return torch.where(any_seen, seen, alive)
 
-    def _sum_of_own_group(self, value: Tensor) -> Tensor:
+    def _sum_over_group(self, value: Tensor) -> Tensor:
         """Sums over the agents of each agent's group, ``[*B, N]`` to ``[*B, N]`` or ``[*B, 1]``."""
         return self.per_group.to_agents(self.per_group.sum(value))
 
@@ -403,15 +421,17 @@ class TeamGAE(MultiAgentGAE):
         return norm.denormalize(normalized)
 
 
-def _follows(now: TensorDictBase, then: TensorDictBase, size: torch.Size) -> Tensor:
+def _next_step_is_in_batch(
+    inputs: TensorDictBase, next_inputs: TensorDictBase, batch_size: torch.Size
+) -> Tensor:
     """Returns whether each next step equals the step after it in the batch, bool ``[*B, T]``."""
-    time_dim, last = len(size) - 1, size[-1] - 1
-    found = torch.ones(size, dtype=torch.bool, device=now.device)
-    found.select(time_dim, last).fill_(False)
-    for key, later in now.items(True, True):
-        equal = later.narrow(time_dim, 1, last) == then.get(key).narrow(time_dim, 0, last)
-        found.narrow(time_dim, 0, last).logical_and_(equal.flatten(time_dim + 1).all(-1))
-    return found
+    time_dim, last = len(batch_size) - 1, batch_size[-1] - 1
+    in_batch = torch.ones(batch_size, dtype=torch.bool, device=inputs.device)
+    in_batch.select(time_dim, last).fill_(False)
+    for key, value in inputs.items(True, True):
+        equal = value.narrow(time_dim, 1, last) == next_inputs.get(key).narrow(time_dim, 0, last)
+        in_batch.narrow(time_dim, 0, last).logical_and_(equal.flatten(time_dim + 1).all(-1))
+    return in_batch
 
 
 def transition_complete(done: Tensor, terminated: Tensor, seen: Tensor) -> Tensor:
@@ -479,13 +499,13 @@ def policy_ratio(
     """
     previous = tensordict.get(sample_log_prob, None)
     if previous is None:
-        raise KeyError(_missing(sample_log_prob, tensordict))
+        raise KeyError(_missing_log_prob_message(sample_log_prob, tensordict))
     distribution = actor.get_dist(tensordict)
     # ``env.rollout`` keeps the graph of the collecting policy, which would cancel the gradient.
-    previous, taken = previous.detach(), tensordict.get(action).detach()
+    previous, actions = previous.detach(), tensordict.get(action).detach()
     if valid is not None:
-        taken = torch.where(valid, taken, 0)
-    log_prob = distribution.log_prob(taken)
+        actions = torch.where(valid, actions, 0)
+    log_prob = distribution.log_prob(actions)
     if previous.shape != log_prob.shape:
         raise ValueError(
             f"log-probability {tuple(log_prob.shape)} and {sample_log_prob!r} "
@@ -494,14 +514,14 @@ def policy_ratio(
     return distribution, log_prob, (log_prob - previous).unsqueeze(-1)
 
 
-def _missing(key: NestedKey, tensordict: TensorDictBase) -> str:
+def _missing_log_prob_message(key: NestedKey, tensordict: TensorDictBase) -> str:
     """Returns an error message for a missing log-probability, with similar keys of the batch."""
     keys = tensordict.keys(True, True)
     leaves = {found: found if isinstance(found, str) else found[-1] for found in keys}
-    near = [found for found, leaf in leaves.items() if leaf.endswith("log_prob")]
-    if not near:
+    similar = [found for found, leaf in leaves.items() if leaf.endswith("log_prob")]
+    if not similar:
         return f"the batch has no {key!r}; let the actor write it."
     return (
-        f"the batch has no {key!r}, but {near[0]!r}; if that is the log-probability, use "
-        f"loss.set_keys(sample_log_prob={near[0]!r})."
+        f"the batch has no {key!r}, but {similar[0]!r}; if that is the log-probability, use "
+        f"loss.set_keys(sample_log_prob={similar[0]!r})."
     )

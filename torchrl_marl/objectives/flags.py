@@ -118,11 +118,15 @@ def blank_masked_inputs(
     mask = None if mask_key is None else source.get(mask_key, None)
     if mask is None:
         return inputs
-    beside = mask_key[:-1] if isinstance(mask_key, tuple) else ()
+    group_path = mask_key[:-1] if isinstance(mask_key, tuple) else ()
     for key in list(inputs.keys(True, True)):
         path = (key,) if isinstance(key, str) else key
         value = inputs.get(key)
-        if path[: len(beside)] != beside or path == ("state",) or not value.is_floating_point():
+        if (
+            path[: len(group_path)] != group_path
+            or path == ("state",)
+            or not value.is_floating_point()
+        ):
             continue
         if path[-1] in STATES:
             continue
@@ -155,8 +159,8 @@ def blank_masked_actions(
 ) -> None:
     """Replaces actions of agents that do not act by one with a finite log-probability."""
     action = tensordict[key]
-    chosen = expand_mask(acts, action)
-    tensordict.set(key, torch.where(chosen, action, placeholder.to(action)))
+    mask = expand_mask(acts, action)
+    tensordict.set(key, torch.where(mask, action, placeholder.to(action)))
 
 
 class Births:
@@ -171,7 +175,7 @@ class Births:
 
     def __init__(self, groups: Mapping[str, GroupSpec]) -> None:
         self.groups = dict(groups)
-        self._before: dict[str, Tensor] = {}
+        self._born_before: dict[str, Tensor] = {}
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
         """Returns masks of the agents born by each step of a batch: ``[*B, T, N]`` by group.
@@ -180,30 +184,30 @@ class Births:
         """
         done = batch.get(("next", "done")).reshape(batch.shape).unsqueeze(-1)
         born = {}
-        for name, group in _waiting(self.groups).items():
+        for name, group in _groups_with_late_births(self.groups).items():
             acts = batch.get(group.mask_key)
-            before = self._before.get(name)
+            before = self._born_before.get(name)
             if before is None or before.shape != acts[..., 0, :].shape:
                 before = torch.zeros_like(acts[..., 0, :])
-            born[name], self._before[name] = _born(acts, done, before.to(acts.device))
+            born[name], self._born_before[name] = _born_masks(acts, done, before.to(acts.device))
         return born
 
     def forget(self, envs: Tensor | None = None) -> None:
         """Forgets births in running episodes of the given environments (bool ``[E]``) or of all."""
         if envs is None:
-            self._before = {}
+            self._born_before = {}
             return
-        for name, born in self._before.items():
-            self._before[name] = born & ~envs.unsqueeze(-1)
+        for name, born in self._born_before.items():
+            self._born_before[name] = born & ~envs.unsqueeze(-1)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Returns the born agents of the running episodes."""
-        return {f"{name}/born": x for name, x in self._before.items()}
+        return {f"{name}/born": x for name, x in self._born_before.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restores saved births."""
         keys = {name: f"{name}/born" for name in self.groups}
-        self._before = {name: state[key] for name, key in keys.items() if key in state}
+        self._born_before = {name: state[key] for name, key in keys.items() if key in state}
 
 
 def begun(
@@ -216,16 +220,18 @@ def begun(
         step (TensorDictBase): a step, ``[*B]``.
         before (mapping): result for the previous step; empty at the beginning of the episode.
     """
-    acting = {name: step.get(group.mask_key) for name, group in _waiting(groups).items()}
+    acting = {
+        name: step.get(group.mask_key) for name, group in _groups_with_late_births(groups).items()
+    }
     return {name: acts | before[name] if before else acts for name, acts in acting.items()}
 
 
-def _waiting(groups: Mapping[str, GroupSpec]) -> dict[str, GroupSpec]:
+def _groups_with_late_births(groups: Mapping[str, GroupSpec]) -> dict[str, GroupSpec]:
     """Returns the groups with agents that may be born late."""
     return {n: g for n, g in groups.items() if g.mask_key is not None and not g.in_turns}
 
 
-def _born(acts: Tensor, done: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+def _born_masks(acts: Tensor, done: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
     """Returns masks of born agents: per step, ``[*B, T, N]``; for the next batch, ``[*B, N]``.
 
     Args:
@@ -234,11 +240,11 @@ def _born(acts: Tensor, done: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
         before (Tensor): agents born before the batch, ``[*B, N]``.
     """
     steps = torch.arange(acts.shape[-2], device=acts.device).unsqueeze(-1)
-    last_own = torch.where(acts, steps, -1).cummax(-2).values
+    last_acting = torch.where(acts, steps, -1).cummax(-2).values
     last_end = torch.where(done, steps, -1).cummax(-2).values
-    first = torch.full_like(last_end[..., :1, :], -1)
-    ended_before = torch.cat([first, last_end[..., :-1, :]], -2)
-    born = (last_own > ended_before) | ((ended_before < 0) & before.unsqueeze(-2))
+    no_end = torch.full_like(last_end[..., :1, :], -1)
+    last_end_before = torch.cat([no_end, last_end[..., :-1, :]], -2)
+    born = (last_acting > last_end_before) | ((last_end_before < 0) & before.unsqueeze(-2))
     return born, born[..., -1, :] & ~done[..., -1, :]
 
 
@@ -281,14 +287,14 @@ def flags_of(group: GroupSpec, data: TensorDictBase, born: Tensor | None = None)
 
 def alive_in(group: GroupSpec, data: TensorDictBase) -> Tensor | None:
     """Returns the mask of agents that are born and alive before a step; None for all."""
-    found = data.get((group.name, *ALIVE), None)
-    return group.living(data) if found is None else found
+    stored = data.get((group.name, *ALIVE), None)
+    return group.living(data) if stored is None else stored
 
 
 def bootstraps_in(group: GroupSpec, data: TensorDictBase) -> Tensor | None:
     """Returns the mask of agents to bootstrap after a step, ``[*B, N]``; None for all."""
-    found = data.get(("next", group.name, *BOOTSTRAPS), None)
-    return flags_of(group, data).bootstraps if found is None else found
+    stored = data.get(("next", group.name, *BOOTSTRAPS), None)
+    return flags_of(group, data).bootstraps if stored is None else stored
 
 
 def with_flags(group: GroupSpec, data: TensorDictBase) -> TensorDictBase:

@@ -18,7 +18,7 @@ from torchrl_marl.specs import GroupSpec
 
 __all__ = ["ImplicitQLoss"]
 
-_LARGEST_WEIGHT = 100.0
+_MAX_ADVANTAGE_WEIGHT = 100.0
 
 
 class ImplicitQLoss(OffPolicyLoss):
@@ -131,16 +131,16 @@ class ImplicitQLoss(OffPolicyLoss):
     def state_value(self, data: TensorDictBase) -> Tensor:
         """Returns the value of each step for each agent, ``[*B, N, 1]``."""
         with self.network("value_network") as critic:
-            found = critic(data.select(*critic.in_keys, strict=False))
-        return found.get(self.group.key("state_value"))
+            output = critic(data.select(*critic.in_keys, strict=False))
+        return output.get(self.group.key("state_value"))
 
     def value_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the critics' loss; the loss of the values of steps is among the metrics."""
         loss, metrics = super().value_loss(tensordict)
         dense = self.group.dense(tensordict)
-        gap = self._advantage(self.inputs(dense))
-        weight = torch.where(gap > 0, self.expectile, 1 - self.expectile)
-        weighed = self.weighed(dense, weight * gap.square())
+        advantage = self._advantage(self.inputs(dense))
+        weight = torch.where(advantage > 0, self.expectile, 1 - self.expectile)
+        weighed = self.weighed(dense, weight * advantage.square())
         mean = self.per_group.mean(weighed, self.acts(dense))
         return loss, {"loss_state_value": mean, **metrics}
 
@@ -162,7 +162,7 @@ class ImplicitQLoss(OffPolicyLoss):
         dense = self.group.dense(tensordict)
         data = self.inputs(dense)
         with torch.no_grad():
-            weight = (self.beta * self._advantage(data)).exp().clamp_max(_LARGEST_WEIGHT)
+            weight = (self.beta * self._advantage(data)).exp().clamp_max(_MAX_ADVANTAGE_WEIGHT)
         action = self.recorded(data.get(self.tensor_keys.action))
         log_prob = self.distribution(data).log_prob(action).unsqueeze(-1)
         mask = self.acts_in_turn(dense, turn)

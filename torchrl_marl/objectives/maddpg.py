@@ -13,12 +13,12 @@ from tensordict.nn import TensorDictModule
 from torch import Tensor
 
 from torchrl_marl.objectives.off_policy import OffPolicyLoss
-from torchrl_marl.objectives.own_actions import MovedActions, Whose, draw_one_hot
+from torchrl_marl.objectives.own_actions import ActorGradient, ValuesOfMovedActions, draw_one_hot
 from torchrl_marl.specs import GroupSpec
 
 __all__ = ["MADDPGLoss"]
 
-_NEAR = 0.98
+_SATURATION_THRESHOLD = 0.98
 
 
 class MADDPGLoss(OffPolicyLoss):
@@ -97,7 +97,7 @@ class MADDPGLoss(OffPolicyLoss):
         qvalue_network: TensorDictModule,
         *,
         group: GroupSpec,
-        actor_gradient: Whose | None = None,
+        actor_gradient: ActorGradient | None = None,
         policy_noise: float = 0.0,
         noise_clip: float = 0.5,
         saturation_coeff: float = 0.0,
@@ -106,11 +106,11 @@ class MADDPGLoss(OffPolicyLoss):
         super().__init__(actor_network, qvalue_network, group=group, **kwargs)
         self.policy_noise, self.noise_clip = policy_noise, noise_clip
         self.saturation_coeff = saturation_coeff
-        of_bootstrap = "group" if self.bootstrap == "team" else "agent"
+        default_gradient = "group" if self.bootstrap == "team" else "agent"
         bounds = None if group.discrete else group.action_bounds
         low, high = (None, None) if bounds is None else bounds
         device = next(qvalue_network.parameters()).device
-        self.moved = MovedActions(group, actor_gradient or of_bootstrap, device)
+        self.moved = ValuesOfMovedActions(group, actor_gradient or default_gradient, device)
         for name, value in (
             ("low", low),
             ("high", high),
@@ -121,7 +121,7 @@ class MADDPGLoss(OffPolicyLoss):
 
     def next_value(self, following: TensorDictBase) -> Tensor:
         """Returns the smallest target value of the target actor's actions."""
-        action = self._noisy(self._act(following, target=True)[0])
+        action = self._add_target_noise(self._policy_actions(following, target=True)[0])
         following.set(self.tensor_keys.action, action)
         return self.values(following, target=True).amin(-1, keepdim=True)
 
@@ -140,18 +140,18 @@ class MADDPGLoss(OffPolicyLoss):
         """
         dense = self.group.dense(tensordict)
         data = self.inputs(dense)
-        action, outputs = self._act_in_turn(data, turn, others)
-        action = self._beside(others, action, turn)
-        mask, values = self.acts(dense), self.moved(data, action, self._values, turn)
-        loss, metrics = self._weighed(values, dense, action, mask)
+        action, outputs = self._policy_actions_of_turn(data, turn, others)
+        action = self._merge_actions(others, action, turn)
+        mask, values = self.acts(dense), self.moved(data, action, self._critic_values, turn)
+        loss, metrics = self._step_losses(values, dense, action, mask)
         saturated = torch.zeros_like(loss)
         if outputs is not None:
-            squares, saturated = self._size_of(outputs)
+            squares, saturated = self._output_penalty_and_saturation(outputs)
             loss = loss + self.saturation_coeff * squares
         metrics["saturation"] = self.per_group.mean(saturated.detach(), mask)
         return self.per_group.mean(loss, self.acts_in_turn(dense, turn)), metrics
 
-    def _weighed(
+    def _step_losses(
         self, values: Tensor, dense: TensorDictBase, action: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the loss of each step and agent, ``[*B, N, 1]``, and metrics.
@@ -164,21 +164,23 @@ class MADDPGLoss(OffPolicyLoss):
         """
         return -values, {}
 
-    def _values(self, data: TensorDictBase) -> Tensor:
+    def _critic_values(self, data: TensorDictBase) -> Tensor:
         return self.values(data, detached=True)[..., :1]
 
-    def _act(self, data: TensorDictBase, target: bool = False) -> tuple[Tensor, Tensor | None]:
+    def _policy_actions(
+        self, data: TensorDictBase, target: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
         """Returns actions, and the outputs or logits that they were computed from."""
         with self.network("actor_network", target) as actor:
             inputs = self.inputs_of(actor, data, target)
             if self.group.discrete:
                 logits = actor.get_dist(inputs).logits
                 return draw_one_hot(logits), logits
-            acted = actor(inputs)
-        outputs = None if self.low is None else acted.get(self.group.key("loc"), None)
-        return acted.get(self.tensor_keys.action), outputs
+            output = actor(inputs)
+        outputs = None if self.low is None else output.get(self.group.key("loc"), None)
+        return output.get(self.tensor_keys.action), outputs
 
-    def _noisy(self, action: Tensor) -> Tensor:
+    def _add_target_noise(self, action: Tensor) -> Tensor:
         if not self.policy_noise or self.group.discrete:
             return action
         noise = (self.policy_noise * torch.randn_like(action)).clamp(
@@ -189,19 +191,23 @@ class MADDPGLoss(OffPolicyLoss):
         noisy = action + noise * (self.high - self.low) / 2
         return torch.minimum(torch.maximum(noisy, self.low), self.high)
 
-    def _size_of(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+    def _output_penalty_and_saturation(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the mean square of an agent's outputs, and the share of its saturated actions.
 
         A discrete choice is saturated if one action is nearly certain.
         """
         if not self.group.discrete:
-            near = outputs.tanh().abs() > _NEAR
-            return self._mean_of_own(outputs.square()), self._mean_of_own(near.to(outputs.dtype))
-        certain = (outputs.softmax(-1) > _NEAR).any(-1, keepdim=True).to(outputs.dtype)
-        legal = torch.where(outputs > -1e9, outputs, 0.0)
-        return self._mean_of_own(legal.square()), certain
+            saturated = outputs.tanh().abs() > _SATURATION_THRESHOLD
+            return self._mean_without_padding(outputs.square()), self._mean_without_padding(
+                saturated.to(outputs.dtype)
+            )
+        certain = (
+            (outputs.softmax(-1) > _SATURATION_THRESHOLD).any(-1, keepdim=True).to(outputs.dtype)
+        )
+        legal_logits = torch.where(outputs > -1e9, outputs, 0.0)
+        return self._mean_without_padding(legal_logits.square()), certain
 
-    def _mean_of_own(self, outputs: Tensor) -> Tensor:
+    def _mean_without_padding(self, outputs: Tensor) -> Tensor:
         if self.own is None:
             return outputs.mean(-1, keepdim=True)
         total = torch.where(self.own, outputs, 0.0).sum(-1, keepdim=True)

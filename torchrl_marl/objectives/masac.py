@@ -14,7 +14,12 @@ from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 
 from torchrl_marl.objectives.off_policy import OffPolicyLoss
-from torchrl_marl.objectives.own_actions import Choices, MovedActions, Whose, draw_one_hot
+from torchrl_marl.objectives.own_actions import (
+    ActorGradient,
+    ValuesOfChoices,
+    ValuesOfMovedActions,
+    draw_one_hot,
+)
 from torchrl_marl.specs import GroupSpec
 
 __all__ = ["MASACLoss"]
@@ -127,7 +132,7 @@ class MASACLoss(OffPolicyLoss):
         qvalue_network: TensorDictModule,
         *,
         group: GroupSpec,
-        actor_gradient: Whose | None = None,
+        actor_gradient: ActorGradient | None = None,
         groups_apart: bool = False,
         joint_entropy: bool = False,
         alpha_init: float = 1.0,
@@ -139,13 +144,17 @@ class MASACLoss(OffPolicyLoss):
             raise ValueError(f"alpha_init is {alpha_init}, expected more than 0.")
         whose = actor_gradient or ("group" if self.bootstrap == "team" else "agent")
         device = next(qvalue_network.parameters()).device
-        self.moved, self.joint_entropy = MovedActions(group, whose, device), joint_entropy
-        choices = Choices(group, whose, device, apart=groups_apart) if group.discrete else None
+        self.moved, self.joint_entropy = ValuesOfMovedActions(group, whose, device), joint_entropy
+        choices = (
+            ValuesOfChoices(group, whose, device, apart=groups_apart) if group.discrete else None
+        )
         self.choices = choices
         shape = () if self.per_group.membership is None else (self.per_group.n_groups,)
         first = torch.full(shape, math.log(alpha_init), device=device)
         self.log_alpha = nn.Parameter(first)
-        for name, value in zip(("own_target", "log_range"), _scales(group, target_entropy)):
+        for name, value in zip(
+            ("own_target", "log_range"), _target_entropy_and_log_range(group, target_entropy)
+        ):
             self.register_buffer(name, value.to(device), persistent=False)
 
     @property
@@ -155,7 +164,7 @@ class MASACLoss(OffPolicyLoss):
 
     def next_value(self, following: TensorDictBase) -> Tensor:
         """Returns the smallest target value of the sampled next actions, with the entropy bonus."""
-        policy = self._act(following)
+        policy = self._policy_actions(following)
 
         def values(data: TensorDictBase) -> Tensor:
             return self.values(data, target=True).amin(-1, keepdim=True)
@@ -165,14 +174,18 @@ class MASACLoss(OffPolicyLoss):
         else:
             value = self.choices(following, policy.action, values, own=True)
         value = policy.mean(value - self.alpha * policy.log_prob)
-        return value - self._bonus_of_others(policy, following) if self.joint_entropy else value
+        return (
+            value - self._entropy_bonus_of_others(policy, following)
+            if self.joint_entropy
+            else value
+        )
 
-    def _bonus_of_others(self, policy: Policy, data: TensorDictBase) -> Tensor:
+    def _entropy_bonus_of_others(self, policy: Policy, data: TensorDictBase) -> Tensor:
         """Returns the temperature times the log-probabilities of the group's other agents."""
-        own = policy.mean(policy.log_prob).squeeze(-1)
+        log_prob = policy.mean(policy.log_prob).squeeze(-1)
         mask = None if self.group.mask_key is None else data.get(self.group.mask_key)
-        own = own if mask is None else torch.where(mask, own, 0.0)
-        others = self.to_agents(self.per_group.sum(own)) - own.unsqueeze(-1)
+        log_prob = log_prob if mask is None else torch.where(mask, log_prob, 0.0)
+        others = self.to_agents(self.per_group.sum(log_prob)) - log_prob.unsqueeze(-1)
         return self.alpha * others
 
     def actor_loss(
@@ -190,12 +203,12 @@ class MASACLoss(OffPolicyLoss):
         """
         dense = self.group.dense(tensordict)
         data = self.inputs(dense)
-        policy = self._act_in_turn(data, turn, others)
-        action = self._beside(others, policy.action, turn)
+        policy = self._policy_actions_of_turn(data, turn, others)
+        action = self._merge_actions(others, policy.action, turn)
         if self.choices is None:
-            gain = self.moved(data, action, self._values, turn)
+            gain = self.moved(data, action, self._critic_values, turn)
         else:
-            gain = self.choices(data, action, self._values)
+            gain = self.choices(data, action, self._critic_values)
         loss = policy.mean(self.alpha * policy.log_prob - gain)
         mask = self.acts(dense)
         log_prob = policy.mean(policy.log_prob).detach()
@@ -206,10 +219,10 @@ class MASACLoss(OffPolicyLoss):
             "entropy": -self.per_group.mean(log_prob, mask),
         }
 
-    def _values(self, data: TensorDictBase) -> Tensor:
+    def _critic_values(self, data: TensorDictBase) -> Tensor:
         return self.values(data, detached=True).amin(-1, keepdim=True)
 
-    def _act(self, data: TensorDictBase) -> Policy:
+    def _policy_actions(self, data: TensorDictBase) -> Policy:
         with self.network("actor_network") as actor:
             dist = actor.get_dist(self.inputs_of(actor, data))
         if self.group.discrete:
@@ -217,7 +230,7 @@ class MASACLoss(OffPolicyLoss):
             log_prob = torch.where(legal, dist.logits.log_softmax(-1), 0.0)
             target = self.own_target * legal.sum(-1, keepdim=True).to(log_prob.dtype).log()
             prob = torch.where(legal, log_prob.exp(), 0.0)
-            drawn = self._of_seen(draw_one_hot(dist.logits).detach(), data)
+            drawn = self._zero_for_waiting_agents(draw_one_hot(dist.logits).detach(), data)
             return Policy(drawn, log_prob, prob, target)
         if hasattr(dist, "rsample_and_log_prob"):  # no inverse of a squashed action
             action, log_prob = dist.rsample_and_log_prob()
@@ -225,23 +238,25 @@ class MASACLoss(OffPolicyLoss):
             action = dist.rsample()
             log_prob = dist.log_prob(action)
         log_prob = log_prob.unsqueeze(-1) + self.log_range
-        return Policy(self._of_seen(action, data), log_prob, None, self.own_target)
+        return Policy(self._zero_for_waiting_agents(action, data), log_prob, None, self.own_target)
 
-    def _of_seen(self, action: Tensor, data: TensorDictBase) -> Tensor:
+    def _zero_for_waiting_agents(self, action: Tensor, data: TensorDictBase) -> Tensor:
         """Returns the actions; as in stored actions, they are 0 for agents that do not act."""
         mask = None if self.group.mask_key is None else data.get(self.group.mask_key)
         return action if mask is None else torch.where(mask.unsqueeze(-1), action, 0.0)
 
 
-def _scales(group: GroupSpec, target_entropy: float | None) -> tuple[Tensor, Tensor]:
+def _target_entropy_and_log_range(
+    group: GroupSpec, target_entropy: float | None
+) -> tuple[Tensor, Tensor]:
     """Returns each agent's target entropy, and the log of its action range relative to [-1, 1]."""
     if group.discrete:
         return torch.tensor(0.5 if target_entropy is None else target_entropy), torch.zeros(())
-    each = -1.0 if target_entropy is None else target_entropy
-    target = each * torch.tensor(group.action_dims, dtype=torch.get_default_dtype())
+    per_feature = -1.0 if target_entropy is None else target_entropy
+    target = per_feature * torch.tensor(group.action_dims, dtype=torch.get_default_dtype())
     if group.action_bounds is None:
         return target.unsqueeze(-1), torch.zeros(())
     low, high = group.action_bounds
-    scale, own = ((high - low) / 2).log(), group.action_padding
-    scale = scale if own is None else torch.where(own, scale, 0.0)
-    return target.unsqueeze(-1), scale.sum(-1, keepdim=True).expand_as(target.unsqueeze(-1))
+    log_range, padding = ((high - low) / 2).log(), group.action_padding
+    log_range = log_range if padding is None else torch.where(padding, log_range, 0.0)
+    return target.unsqueeze(-1), log_range.sum(-1, keepdim=True).expand_as(target.unsqueeze(-1))

@@ -179,20 +179,20 @@ class OffPolicyLoss(LossModule):
 
     def add_network(self, name: str, network: nn.Module) -> None:
         """Registers a network and its target, if it has one."""
-        follows = name in self.with_target
+        has_target = name in self.with_target
         if self.functional:
-            self.convert_to_functional(network, name, create_target_params=follows)
+            self.convert_to_functional(network, name, create_target_params=has_target)
             return
         setattr(self, name, network)
-        if follows:
-            setattr(self, f"target_{name}", _target_of(network))
+        if has_target:
+            setattr(self, f"target_{name}", _make_target_network(network))
 
     @property
     def state_keys(self) -> dict[bool, NestedKey]:
         """Keys of the acting network's hidden state (False) and of its target's (True)."""
-        own = {False: self.group.key("hidden")} if self.remembers else {}
-        follows = own and self.acting in self.with_target
-        return {**own, True: self.group.key("target_hidden")} if follows else own
+        keys = {False: self.group.key("hidden")} if self.remembers else {}
+        has_target = keys and self.acting in self.with_target
+        return {**keys, True: self.group.key("target_hidden")} if has_target else keys
 
     @property
     def followed(self) -> list[tuple[nn.Module, nn.Module]]:
@@ -231,26 +231,32 @@ class OffPolicyLoss(LossModule):
             others (Tensor, optional): actions of all other agents, ``[*B, N, A]``; None to compute
                 all.
         """
-        own = self._act_in_turn(self.inputs(self.group.dense(tensordict)), turn, others)[0]
-        return self._beside(others, own, turn)
+        actions = self._policy_actions_of_turn(
+            self.inputs(self.group.dense(tensordict)), turn, others
+        )[0]
+        return self._merge_actions(others, actions, turn)
 
-    def _act(self, data: TensorDictBase) -> tuple[Any, ...]:
+    def _policy_actions(self, data: TensorDictBase) -> tuple[Any, ...]:
         """Returns the policy's actions, and what its loss reads besides them."""
         raise NotImplementedError
 
-    def _act_in_turn(self, data: TensorDictBase, turn: Tensor | None, others: Tensor | None) -> Any:
+    def _policy_actions_of_turn(
+        self, data: TensorDictBase, turn: Tensor | None, others: Tensor | None
+    ) -> Any:
         """Returns the same; if others' actions are given, runs one agent of each group only."""
-        chosen: Any = contextlib.nullcontext()
+        evaluated_agents: Any = contextlib.nullcontext()
         if others is not None and turn is not None:
-            chosen = only_agents(self.actor_network, self.per_group.one_of(turn))
-        with self.in_time(), chosen:
-            return self._act(data)
+            evaluated_agents = only_agents(self.actor_network, self.per_group.one_of(turn))
+        with self.in_time(), evaluated_agents:
+            return self._policy_actions(data)
 
-    def _beside(self, others: Tensor | None, own: Tensor, turn: Tensor | None) -> Tensor:
+    def _merge_actions(
+        self, others: Tensor | None, turn_actions: Tensor, turn: Tensor | None
+    ) -> Tensor:
         """Returns the actions of the agents of a turn beside the given ones of all others."""
         if others is None or turn is None:
-            return own
-        return torch.where(turn.unsqueeze(-1), own, others)
+            return turn_actions
+        return torch.where(turn.unsqueeze(-1), turn_actions, others)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Returns the losses and metrics of a minibatch."""
@@ -300,10 +306,14 @@ class OffPolicyLoss(LossModule):
         """Entries of a step that the loss reads, except done flags."""
         keys = self.tensor_keys
         mask = [] if self.group.mask_key is None else [self.group.mask_key]
-        seen = [key for key in dict.fromkeys([*self.read_keys, *mask]) if key != keys.action]
-        carried = set(self.state_keys.values())
-        following = [*(key for key in seen if key not in carried), keys.reward, keys.terminated]
-        return [*seen, keys.action, *(("next", *_as_tuple(key)) for key in following)]
+        read = [key for key in dict.fromkeys([*self.read_keys, *mask]) if key != keys.action]
+        hidden_states = set(self.state_keys.values())
+        following = [
+            *(key for key in read if key not in hidden_states),
+            keys.reward,
+            keys.terminated,
+        ]
+        return [*read, keys.action, *(("next", *_as_tuple(key)) for key in following)]
 
     @property
     def read_keys(self) -> list[NestedKey]:
@@ -324,9 +334,13 @@ class OffPolicyLoss(LossModule):
         error = value - target
         loss = self.weighed(data, self.distance(value, target.expand_as(value)).sum(-1, True))
         with torch.no_grad():
-            worst = error.abs().amax(-1, keepdim=True)
-            worst = worst if learned is None else torch.where(learned.unsqueeze(-1), worst, 0.0)
-            self.group.write(tensordict, "td_error", worst)
+            largest_error = error.abs().amax(-1, keepdim=True)
+            largest_error = (
+                largest_error
+                if learned is None
+                else torch.where(learned.unsqueeze(-1), largest_error, 0.0)
+            )
+            self.group.write(tensordict, "td_error", largest_error)
             metrics = {
                 "pred_value": self.per_group.mean(value[..., :1].detach(), learned),
                 "target_value": self.per_group.mean(target, learned),
@@ -408,7 +422,7 @@ class OffPolicyLoss(LossModule):
         Args:
             data (TensorDictBase): steps ``[E, T]``; the group must be dense.
         """
-        if self.bootstrap != "team" or not self._own_rewards:
+        if self.bootstrap != "team" or not self._agents_have_rewards:
             return
         key, flagged = self._reward_key, with_flags(self.group, data)
         reward, alive = data.get(key), alive_in(self.group, flagged)
@@ -423,10 +437,10 @@ class OffPolicyLoss(LossModule):
     def stored_keys(self) -> list[NestedKey]:
         """Entries of a step to store, once its rewards are written."""
         keys = self._step_keys
-        if not self.mixed or not self._own_rewards:
+        if not self.mixed or not self._agents_have_rewards:
             return keys
-        own = self._reward_key
-        return [self._team_reward_key if key == own else key for key in keys]
+        reward_key = self._reward_key
+        return [self._team_reward_key if key == reward_key else key for key in keys]
 
     def add_team_reward(
         self, leaves: dict[tuple[str, ...], Tensor], arrange: Any, restore: Any
@@ -439,19 +453,19 @@ class OffPolicyLoss(LossModule):
             leaves (dict): key -> rows; the reward is added to it.
             arrange, restore (callable): map stored rows to ``[*B, N, 1]`` of this group, and back.
         """
-        own = self._reward_key
-        if self._team_reward_key not in self.stored_keys or own not in leaves:
+        reward_key = self._reward_key
+        if self._team_reward_key not in self.stored_keys or reward_key not in leaves:
             return
-        reward = arrange(leaves.pop(own))
+        reward = arrange(leaves.pop(reward_key))
         mask = leaves.get((self.group.name, "mask"))
         acts = torch.ones_like(reward) > 0 if mask is None else arrange(mask.unsqueeze(-1))
         acts = acts.squeeze(-1)
-        some = self.to_agents(self.per_group.sum(acts.to(reward.dtype))).squeeze(-1) > 0
-        mean = team_mean(reward, acts | ~some, self.per_group)
+        any_acts = self.to_agents(self.per_group.sum(acts.to(reward.dtype))).squeeze(-1) > 0
+        mean = team_mean(reward, acts | ~any_acts, self.per_group)
         leaves[self._team_reward_key] = restore(mean.expand(acts.shape).unsqueeze(-1).contiguous())
 
     @property
-    def _own_rewards(self) -> bool:
+    def _agents_have_rewards(self) -> bool:
         """True if each agent has a reward, not only the team."""
         return self._reward_key[1:-1] == _as_tuple(self.group.key("reward"))[:-1]
 
@@ -529,9 +543,9 @@ class OffPolicyLoss(LossModule):
         self, network: Any, inputs: TensorDictBase, target: bool = False
     ) -> TensorDictBase:
         """Returns the inputs of a network; a target may read a separate hidden state."""
-        own = inputs.select(*network.in_keys)
+        selected = inputs.select(*network.in_keys)
         state = inputs.get(self.state_keys[True], None) if target and self.remembers else None
-        return own if state is None else own.set(self.state_keys[False], state)
+        return selected if state is None else selected.set(self.state_keys[False], state)
 
     def to_agents(self, of_groups: Tensor) -> Tensor:
         """Gives every agent its group's value, ``[*B, G]`` to ``[*B, N, 1]``."""
@@ -574,7 +588,7 @@ class OffPolicyLoss(LossModule):
             yield getattr(self, name)
 
 
-def _target_of(network: nn.Module) -> nn.Module:
+def _make_target_network(network: nn.Module) -> nn.Module:
     """Returns a copy that is not trained and that shares the network's observation statistics."""
     norms = [module for module in network.modules() if isinstance(module, ObservationNorm)]
     return copy.deepcopy(network, {id(norm): norm for norm in norms}).requires_grad_(False)

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torchrl_marl.functional.statistics import PerGroup
 from torchrl_marl.specs import GroupSpec
 
-__all__ = ["Choices", "MovedActions", "Whose", "draw_one_hot"]
+__all__ = ["ActorGradient", "ValuesOfChoices", "ValuesOfMovedActions", "draw_one_hot"]
 
-Whose = Literal["group", "agent", "all"]
+ActorGradient = Literal["group", "agent", "all"]
 Values = Callable[[TensorDictBase], Tensor]
 
 
-class MovedActions(nn.Module):
+class ValuesOfMovedActions(nn.Module):
     """Values that each agent's action can change, with others' actions detached.
 
     Args:
@@ -44,7 +44,7 @@ class MovedActions(nn.Module):
         super().__init__()
         self.key, self.mask_key, self.whose = group.action_key, group.mask_key, actor_gradient
         self.per_group = PerGroup(group.membership, device)
-        for name, value in zip(("moves", "copy_of"), _copies(group, actor_gradient)):
+        for name, value in zip(("moves", "copy_of"), _assign_copies(group, actor_gradient)):
             value = None if value is None else value.to(device)
             self.register_buffer(name, value, persistent=False)
 
@@ -62,28 +62,28 @@ class MovedActions(nn.Module):
                 mean over the agents that act.
         """
         if turn is None:
-            return self._found(data, action, values)
+            return self._evaluate(data, action, values)
         moved = torch.where(turn.unsqueeze(-1), action, action.detach())
-        found = self._found(data, moved, values)
+        value = self._evaluate(data, moved, values)
         if self.whose == "agent":
-            return found
+            return value
         mask = None if self.mask_key is None else data.get(self.mask_key)
-        acts = torch.ones_like(found) if mask is None else mask.unsqueeze(-1).to(found.dtype)
+        acts = torch.ones_like(value) if mask is None else mask.unsqueeze(-1).to(value.dtype)
         acts = acts.squeeze(-1)
-        total = self.per_group.sum(torch.where(acts > 0, found.squeeze(-1), 0.0))
+        total = self.per_group.sum(torch.where(acts > 0, value.squeeze(-1), 0.0))
         mean = self.per_group.to_agents(total / self.per_group.sum(acts).clamp_min(1.0))
-        return mean.unsqueeze(-1).expand_as(found)
+        return mean.unsqueeze(-1).expand_as(value)
 
-    def _found(self, data: TensorDictBase, action: Tensor, values: Values) -> Tensor:
+    def _evaluate(self, data: TensorDictBase, action: Tensor, values: Values) -> Tensor:
         if self.moves is None:
             return values(data.copy().set(self.key, action))
-        one, n_copies = action.unsqueeze(-3), len(self.moves)
-        moved = torch.where(self.moves.unsqueeze(-1), one, one.detach())
-        found = values(_copied(data, self.key, n_copies).set(self.key, moved))[..., 0]
-        return found.gather(-2, self.copy_of.expand(*found.shape[:-2], 1, -1)).transpose(-2, -1)
+        actions_of_step, n_copies = action.unsqueeze(-3), len(self.moves)
+        moved = torch.where(self.moves.unsqueeze(-1), actions_of_step, actions_of_step.detach())
+        value = values(_copy_step(data, self.key, n_copies).set(self.key, moved))[..., 0]
+        return value.gather(-2, self.copy_of.expand(*value.shape[:-2], 1, -1)).transpose(-2, -1)
 
 
-class Choices(nn.Module):
+class ValuesOfChoices(nn.Module):
     """Values of every discrete action of every agent, with others' sampled actions fixed.
 
     A step is copied for each action of each agent of a team; members of a population choose in
@@ -120,7 +120,7 @@ class Choices(nn.Module):
         self.per_group = PerGroup(group.membership, device)
         owner, n_agents = list(group.group_index), group.n_agents
         in_group = [i - owner.index(k) for i, k in enumerate(owner)]
-        place = in_group if apart else [i % _size_of_team(group) for i in range(n_agents)]
+        place = in_group if apart else [i % _agents_per_team(group) for i in range(n_agents)]
         n_own = max(place) + 1
         mine = F.one_hot(torch.tensor(place), n_own).T  # [M, N]
         buffers: dict[str, Tensor | None] = {
@@ -148,36 +148,40 @@ class Choices(nn.Module):
         n_agents, n_actions = drawn.shape[-2:]
         if self.whose == "all":  # [*B, A, N, A]: all agents take the same action
             chosen = self.actions.unsqueeze(-2).expand(*drawn.shape[:-2], -1, n_agents, -1)
-            found = values(_copied(data, self.key, n_actions).set(self.key, chosen))
-            return found[..., 0].transpose(-2, -1)
+            value = values(_copy_step(data, self.key, n_actions).set(self.key, chosen))
+            return value[..., 0].transpose(-2, -1)
         n_own = len(self.mine)
         mine = self.mine.reshape(n_own, 1, n_agents, 1)
         others = drawn.unsqueeze(-3).unsqueeze(-3)  # [*B, 1, 1, N, A]
         chosen = torch.where(mine, self.actions.unsqueeze(-2), others).flatten(-4, -3)
-        found = values(_copied(data, self.key, n_own * n_actions).set(self.key, chosen))
-        found = found[..., 0].unflatten(-2, (n_own, n_actions))  # [*B, M, A, whose value]
+        value = values(_copy_step(data, self.key, n_own * n_actions).set(self.key, chosen))
+        value = value[..., 0].unflatten(-2, (n_own, n_actions))  # [*B, M, A, whose value]
         if own or self.whose == "agent":
             if self.place is None:
-                return found.diagonal(dim1=-3, dim2=-1).transpose(-2, -1)
-            return self._pick(found, torch.arange(n_agents, device=found.device), self.place)
-        return self._of_group(found, None if self.mask_key is None else data.get(self.mask_key))
+                return value.diagonal(dim1=-3, dim2=-1).transpose(-2, -1)
+            return self._pick_for_agents(
+                value, torch.arange(n_agents, device=value.device), self.place
+            )
+        return self._group_mean_of_choices(
+            value, None if self.mask_key is None else data.get(self.mask_key)
+        )
 
-    def _of_group(self, found: Tensor, mask: Tensor | None) -> Tensor:
+    def _group_mean_of_choices(self, value: Tensor, mask: Tensor | None) -> Tensor:
         """Returns, for each choosing agent, the mean value of the acting agents of its group."""
-        acts = torch.ones_like(found[..., :1, :1, :]) if mask is None else mask[..., None, None, :]
-        count = self.per_group.sum(acts.to(found.dtype)).clamp_min(1.0)
-        means = self.per_group.sum(torch.where(acts > 0, found, 0.0)) / count  # [*B, M, A, G]
+        acts = torch.ones_like(value[..., :1, :1, :]) if mask is None else mask[..., None, None, :]
+        count = self.per_group.sum(acts.to(value.dtype)).clamp_min(1.0)
+        means = self.per_group.sum(torch.where(acts > 0, value, 0.0)) / count  # [*B, M, A, G]
         if self.per_group.membership is None:
             return means[..., 0]
         if self.place is not None:
-            return self._pick(means, self.of_group, self.place)
-        of = self.per_group.membership.unsqueeze(-2)
-        return torch.where(of > 0, means, 0.0).sum(-1)
+            return self._pick_for_agents(means, self.of_group, self.place)
+        membership = self.per_group.membership.unsqueeze(-2)
+        return torch.where(membership > 0, means, 0.0).sum(-1)
 
-    def _pick(self, found: Tensor, whose: Tensor, place: Tensor) -> Tensor:
+    def _pick_for_agents(self, values: Tensor, index: Tensor, place: Tensor) -> Tensor:
         """Picks one of K values for each agent's choices, ``[*B, M, A, K]`` to ``[*B, N, A]``."""
-        rows = found.movedim(-1, -3).flatten(-3, -2)  # [*B, K * M, A]
-        return rows.index_select(-2, whose * len(self.mine) + place)
+        rows = values.movedim(-1, -3).flatten(-3, -2)  # [*B, K * M, A]
+        return rows.index_select(-2, index * len(self.mine) + place)
 
 
 def draw_one_hot(logits: Tensor) -> Tensor:
@@ -189,13 +193,13 @@ def draw_one_hot(logits: Tensor) -> Tensor:
     return hard + probability - probability.detach()
 
 
-def _copied(data: TensorDictBase, key: object, n_copies: int) -> TensorDictBase:
+def _copy_step(data: TensorDictBase, key: object, n_copies: int) -> TensorDictBase:
     """Returns ``[*B, C]`` copies of a step without its actions."""
     data = data.exclude(key).unsqueeze(-1)
     return data.expand(*data.shape[:-1], n_copies)
 
 
-def _copies(group: GroupSpec, actor_gradient: str) -> tuple[Tensor | None, Tensor | None]:
+def _assign_copies(group: GroupSpec, actor_gradient: str) -> tuple[Tensor | None, Tensor | None]:
     """Returns the agents with moved actions in each copy, ``[C, N]``, and each agent's copy.
 
     Members of a population move in the same copies, since no value depends on another member.
@@ -207,7 +211,7 @@ def _copies(group: GroupSpec, actor_gradient: str) -> tuple[Tensor | None, Tenso
     if actor_gradient == "all":
         return None, None
     if actor_gradient == "agent":
-        copy_of = torch.arange(group.n_agents) % _size_of_team(group)
+        copy_of = torch.arange(group.n_agents) % _agents_per_team(group)
     else:
         copy_of = torch.tensor(group.group_index) % (len(group.groups) // len(set(group.teams)))
     n_copies = int(copy_of.max()) + 1
@@ -216,6 +220,6 @@ def _copies(group: GroupSpec, actor_gradient: str) -> tuple[Tensor | None, Tenso
     return F.one_hot(copy_of, n_copies).T.bool(), copy_of
 
 
-def _size_of_team(group: GroupSpec) -> int:
+def _agents_per_team(group: GroupSpec) -> int:
     """Returns the number of agents of one member of a population; without one, of all agents."""
     return group.n_agents // len(set(group.teams))

@@ -124,8 +124,8 @@ class ParallelQLoss(ValueDecompositionLoss):
         done = of_agents(data.get("next").get(self.tensor_keys.done), everyone)
         seen = bootstraps_in(group, data) if group.respawns else None
         if seen is not None and self.bootstrap == "team":
-            some = self.to_agents(self.per_group.sum(seen.to(reward.dtype))) > 0
-            next_value = fill_next(next_value, some, done, gamma=self.gamma)
+            any_seen = self.to_agents(self.per_group.sum(seen.to(reward.dtype))) > 0
+            next_value = fill_next(next_value, any_seen, done, gamma=self.gamma)
         own_ends = self.bootstrap == "agent" and group.mask_key is not None
         acts = data.get(group.mask_key) if own_ends else None
         target = q_lambda(
@@ -167,8 +167,8 @@ class ParallelQLoss(ValueDecompositionLoss):
     def in_keys(self) -> list[NestedKey]:
         """Entries that the loss and ``add_targets`` read, if present."""
         ends = (self.tensor_keys.done, self.group.team_end_keys[0])
-        then = [unravel_key(("next", key)) for key in ends]
-        return list(dict.fromkeys([*super().in_keys, *then, *self.minibatch_keys]))
+        next_keys = [unravel_key(("next", key)) for key in ends]
+        return list(dict.fromkeys([*super().in_keys, *next_keys, *self.minibatch_keys]))
 
     @property
     def minibatch_keys(self) -> list[NestedKey]:

@@ -62,15 +62,20 @@ def ratio_metrics(
     ratio = log_ratio.exp()
     alive = None if mask is None else mask.reshape(log_ratio.shape)
     # In logarithms, in which a masked ratio of 0 adds nothing.
-    counted = log_ratio if alive is None else log_ratio.masked_fill(~alive, -torch.inf)
-    sums, largest = (per.logsumexp(counted), per.logsumexp(2 * counted)), per.amax(counted)
-    alone = count is None
+    unmasked_log_ratio = log_ratio if alive is None else log_ratio.masked_fill(~alive, -torch.inf)
+    sums, largest = (
+        (per.logsumexp(unmasked_log_ratio), per.logsumexp(2 * unmasked_log_ratio)),
+        per.amax(unmasked_log_ratio),
+    )
+    single_rank = count is None
     return {
         # Schulman, 2020, http://joschu.net/blog/kl-approx.html: never negative.
         "kl_approx": per.mean(ratio - 1.0 - log_ratio, mask, count),
         "clip_fraction": per.mean((clipped != log_ratio).float(), mask, count),
-        "ESS": _effective(*sums) / per.count(log_ratio, alive) if alone else torch.stack(sums),
-        "max_ratio": largest.exp() if alone else largest.unsqueeze(0),
+        "ESS": _effective_sample_size(*sums) / per.count(log_ratio, alive)
+        if single_rank
+        else torch.stack(sums),
+        "max_ratio": largest.exp() if single_rank else largest.unsqueeze(0),
         "mean_ratio": per.mean(ratio, mask, count),
     }
 
@@ -92,7 +97,7 @@ def explained_variance(
         *per.moments(target, mask, SINGLE_PROCESS),
     )
     if alone:
-        return _explained(moments[1], moments[3])
+        return _explained_fraction(moments[1], moments[3])
     return torch.stack([per.number(target, mask), *moments])
 
 
@@ -105,14 +110,14 @@ def entropy_of(distribution: torch.distributions.Distribution, n_samples: int) -
         distribution (Distribution): distribution of actions, with batch shape ``[*B, N]``.
         n_samples (int): number of samples.
     """
-    with _draws_of_all(current()):
+    with _draw_for_all_ranks(current()):
         try:
             return distribution.entropy()
         except NotImplementedError:
             return sampled_entropy(distribution, n_samples)
 
 
-class _OwnRows(TorchFunctionMode):
+class _DrawForAllRanks(TorchFunctionMode):
     """Context in which a rank draws the random numbers of all ranks and keeps its own.
 
     ``normal_`` and ``uniform_`` draw a tensor with a further dim 1, the ranks, and return this
@@ -127,25 +132,25 @@ class _OwnRows(TorchFunctionMode):
         if func not in (Tensor.normal_, Tensor.uniform_):
             return func(*args, **(kwargs or {}))
         x, *rest = args
-        everybodys = x.new_empty(x.shape[0], self.ranks.size, *x.shape[1:])
-        return x.copy_(func(everybodys, *rest, **(kwargs or {}))[:, self.ranks.rank])
+        draws = x.new_empty(x.shape[0], self.ranks.size, *x.shape[1:])
+        return x.copy_(func(draws, *rest, **(kwargs or {}))[:, self.ranks.rank])
 
 
-def _draws_of_all(ranks: SingleProcess) -> contextlib.AbstractContextManager[Any]:
-    return _OwnRows(ranks) if ranks.size > 1 else contextlib.nullcontext()
+def _draw_for_all_ranks(ranks: SingleProcess) -> contextlib.AbstractContextManager[Any]:
+    return _DrawForAllRanks(ranks) if ranks.size > 1 else contextlib.nullcontext()
 
 
-def _effective(of_ratios: Tensor, of_squares: Tensor) -> Tensor:
+def _effective_sample_size(of_ratios: Tensor, of_squares: Tensor) -> Tensor:
     """Returns the effective sample size, from logs of the sums of ratios and squared ratios."""
     return (2 * of_ratios - of_squares).exp().nan_to_num()
 
 
-def _explained(of_residual: Tensor, of_target: Tensor) -> Tensor:
+def _explained_fraction(of_residual: Tensor, of_target: Tensor) -> Tensor:
     return 1.0 - of_residual / (of_target + 1e-8)
 
 
 def _combine_ess(parts: Tensor, count: Tensor) -> Tensor:
-    return _effective(*parts.logsumexp(0)) / count
+    return _effective_sample_size(*parts.logsumexp(0)) / count
 
 
 def _combine_max_ratio(parts: Tensor, count: Tensor) -> Tensor:
@@ -154,10 +159,12 @@ def _combine_max_ratio(parts: Tensor, count: Tensor) -> Tensor:
 
 def _combine_explained_variance(parts: Tensor, count: Tensor) -> Tensor:
     number, *moments = parts.unbind(1)
-    return _explained(*(_variance_of_all(number, *own) for own in (moments[:2], moments[2:])))
+    return _explained_fraction(
+        *(_combine_variances(number, *own) for own in (moments[:2], moments[2:]))
+    )
 
 
-def _variance_of_all(number: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+def _combine_variances(number: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     """Combines the variances of R ranks, ``[R, G]``, into the variance over all ranks, ``[G]``."""
     share = number / number.sum(0).clamp_min(1)
     offset = mean - (share * mean).sum(0)
@@ -302,17 +309,17 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
             **kwargs,
         )
         networks = {"actor_network": actor_network, "critic_network": critic_network}
-        self._remembering = {name for name, one in networks.items() if has_cells(one)}
+        self._recurrent_networks = {name for name, one in networks.items() if has_cells(one)}
         self.group = group
         self.bootstrap = bootstrap
         self.huber_delta = huber_delta
         # TorchRL keeps a tensor; reading it would wait for the device.
         self._clips_value = bool(kwargs.get("clip_value"))
-        where = next((p.device for p in critic_network.parameters()), None)
-        self.per_group = PerGroup(None if group is None else group.membership, where)
+        device = next((p.device for p in critic_network.parameters()), None)
+        self.per_group = PerGroup(None if group is None else group.membership, device)
         self.per_policy = self.per_group
         if per_agent and group is not None and group.n_agents > 1:
-            self.per_policy = PerGroup(torch.eye(group.n_agents), where)
+            self.per_policy = PerGroup(torch.eye(group.n_agents), device)
         self.register_buffer("_placeholder_action", torch.zeros(()), persistent=False)
         self.register_buffer("_valid_actions", None, persistent=False)
         self.register_buffer("chosen", None, persistent=False)
@@ -323,9 +330,9 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
                 **estimator_keys(group, bootstrap),
             )
             self.loss_mask_key = group.mask_key
-            self._placeholder_action = placeholder_action(group).to(where)
+            self._placeholder_action = placeholder_action(group).to(device)
             valid = valid_actions(group)
-            self._valid_actions = None if valid is None else valid.to(where)
+            self._valid_actions = None if valid is None else valid.to(device)
 
     def make_value_estimator(
         self, value_type: ValueEstimators | None = None, **hyperparams: Any
@@ -371,19 +378,19 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         """Returns the losses and metrics of a batch or minibatch."""
         tensordict, per, keys = self._dense(tensordict), self.per_policy, self.tensor_keys
         if tensordict.get(keys.advantage, None) is None:
-            with self._parameters_of("actor_network"):
+            with self._ready_network("actor_network"):
                 self.value_estimator(
                     tensordict,
                     params=self._cached_critic_network_params_detached,
                     target_params=self.target_critic_network_params,
                 )
-        mask = self._learned(tensordict)
+        mask = self._zero_unlearned_steps(tensordict)
         advantage = tensordict.get(keys.advantage)
         if self.normalize_advantage:
             exclude = self.normalize_advantage_exclude_dims
             advantage = self.per_group.standardize(advantage, mask, exclude)
-        distribution, log_prob, log_ratio = self._ratio(tensordict, advantage)
-        terms = self._objective(log_ratio, advantage, mask)
+        distribution, log_prob, log_ratio = self._policy_ratio(tensordict, advantage)
+        terms = self._policy_terms(log_ratio, advantage, mask)
         with torch.no_grad():
             # The entropy at the actions that were taken; the bonus samples actions separately.
             terms["entropy"] = per.mean(-log_prob, mask, self.count)
@@ -415,8 +422,8 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
     def log_ratio(self, tensordict: TensorDictBase) -> Tensor:
         """Returns the log importance ratio of the policy, ``[*B, N, 1]``; 0 where masked."""
         tensordict = self._dense(tensordict)
-        mask = self._learned(tensordict)
-        log_ratio = self._ratio(tensordict, tensordict.get(self.tensor_keys.advantage))[2]
+        mask = self._zero_unlearned_steps(tensordict)
+        log_ratio = self._policy_ratio(tensordict, tensordict.get(self.tensor_keys.advantage))[2]
         return log_ratio if mask is None else log_ratio.where(expand_mask(mask, log_ratio), 0.0)
 
     def _set_in_keys(self) -> None:
@@ -434,12 +441,12 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
     def minibatch_keys(self) -> list[NestedKey]:
         """Entries of a minibatch with advantages, if present."""
         keys = self.tensor_keys
-        needed = [*self.actor_network.in_keys]
-        needed += self.critic_network.in_keys if self.trains_critic else []
-        needed += [keys.action, keys.sample_log_prob, keys.advantage]
-        needed += [keys.value_target, keys.value] if self.trains_critic else []
-        needed += [key for key in (self._mask_key, self._learned_key) if key is not None]
-        return list(dict.fromkeys(needed))
+        keys_read = [*self.actor_network.in_keys]
+        keys_read += self.critic_network.in_keys if self.trains_critic else []
+        keys_read += [keys.action, keys.sample_log_prob, keys.advantage]
+        keys_read += [keys.value_target, keys.value] if self.trains_critic else []
+        keys_read += [key for key in (self._mask_key, self._learned_mask_key) if key is not None]
+        return list(dict.fromkeys(keys_read))
 
     @property
     def _mask_key(self) -> NestedKey | None:
@@ -447,10 +454,10 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         return None if key is None or key == "auto" else key
 
     @property
-    def _learned_key(self) -> NestedKey | None:
+    def _learned_mask_key(self) -> NestedKey | None:
         """The key of the mask of steps to learn from; the batch need not have this entry."""
-        others = None if self.group is None else self.group.key("loss_mask")
-        return others if self._mask_key is None else loss_mask_key(self._mask_key)
+        unmasked_key = None if self.group is None else self.group.key("loss_mask")
+        return unmasked_key if self._mask_key is None else loss_mask_key(self._mask_key)
 
     def local_count(self, minibatch: TensorDictBase) -> Tensor:
         """Returns the number of steps to learn from in a minibatch, a scalar or ``[G]``.
@@ -458,62 +465,64 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         The sum over the parts of one minibatch is the value to set as ``count``.
         """
         advantage = minibatch.get(self.tensor_keys.advantage)
-        return self.per_group.number(advantage, self._mask_of(minibatch))
+        return self.per_group.number(advantage, self._get_learned_mask(minibatch))
 
-    def _mask_of(self, tensordict: TensorDictBase) -> Tensor | None:
+    def _get_learned_mask(self, tensordict: TensorDictBase) -> Tensor | None:
         acts = None if self._mask_key is None else tensordict.get(self._mask_key)
-        return acts if self._learned_key is None else tensordict.get(self._learned_key, acts)
+        return (
+            acts if self._learned_mask_key is None else tensordict.get(self._learned_mask_key, acts)
+        )
 
     def _dense(self, tensordict: TensorDictBase) -> TensorDictBase:
         tensordict = tensordict.copy()
         return tensordict if self.group is None else self.group.dense(tensordict)
 
-    def _learned(self, tensordict: TensorDictBase) -> Tensor | None:
+    def _zero_unlearned_steps(self, tensordict: TensorDictBase) -> Tensor | None:
         """Returns the mask of steps to learn from; zeroes other steps, as 0 times NaN is NaN."""
         acts = None if self._mask_key is None else tensordict.get(self._mask_key)
-        learned = self._mask_of(tensordict)
+        learned = self._get_learned_mask(tensordict)
         if learned is not None:
-            self._blank_results(tensordict, learned)
+            self._zero_masked_results(tensordict, learned)
         if acts is not None:
-            self._blank_inputs(tensordict, acts)
+            self._zero_masked_inputs(tensordict, acts)
         return learned
 
-    def _blank_results(self, tensordict: TensorDictBase, learned: Tensor) -> None:
+    def _zero_masked_results(self, tensordict: TensorDictBase, learned: Tensor) -> None:
         keys = self.tensor_keys
         for key in (keys.sample_log_prob, keys.advantage, keys.value_target, keys.value):
             value = tensordict.get(key, None)
             if value is not None:
                 tensordict.set(key, torch.where(expand_mask(learned, value), value, 0.0))
 
-    def _blank_inputs(self, tensordict: TensorDictBase, acts: Tensor) -> None:
+    def _zero_masked_inputs(self, tensordict: TensorDictBase, acts: Tensor) -> None:
         critics = [self.critic_network] if self.trains_critic else []
         for network in (self.actor_network, *critics):
             inputs = tensordict.select(*network.in_keys)
             tensordict.update(blank_masked_inputs(inputs, self._mask_key, tensordict))
         blank_masked_actions(tensordict, self.tensor_keys.action, acts, self._placeholder_action)
 
-    def _ratio(self, tensordict: TensorDictBase, advantage: Tensor):
+    def _policy_ratio(self, tensordict: TensorDictBase, advantage: Tensor):
         keys = self.tensor_keys
-        with self._parameters_of("actor_network"):
-            found = policy_ratio(
+        with self._ready_network("actor_network"):
+            result = policy_ratio(
                 self.actor_network,
                 tensordict,
                 action=keys.action,
                 sample_log_prob=keys.sample_log_prob,
                 valid=self._valid_actions,
             )
-        if found[1].shape != advantage.shape[:-1]:
+        if result[1].shape != advantage.shape[:-1]:
             raise ValueError(
-                f"log-probability {tuple(found[1].shape)} and advantage "
+                f"log-probability {tuple(result[1].shape)} and advantage "
                 f"{tuple(advantage.shape)} do not fit; expected [*B, N] and [*B, N, 1]."
             )
         if self.chosen is None:
-            return found
-        distribution, log_prob, log_ratio = found
-        rests = torch.ones_like(log_ratio[..., 0]).index_fill(-1, self.chosen, 0.0) > 0
-        return distribution, log_prob, log_ratio.masked_fill(rests.unsqueeze(-1), 0.0)
+            return result
+        distribution, log_prob, log_ratio = result
+        not_evaluated = torch.ones_like(log_ratio[..., 0]).index_fill(-1, self.chosen, 0.0) > 0
+        return distribution, log_prob, log_ratio.masked_fill(not_evaluated.unsqueeze(-1), 0.0)
 
-    def _objective(
+    def _policy_terms(
         self, log_ratio: Tensor, advantage: Tensor, mask: Tensor | None
     ) -> dict[str, Tensor]:
         clipped = log_ratio.clamp(*self._clip_bounds)
@@ -527,8 +536,8 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
     def _critic_terms(self, tensordict: TensorDictBase, mask: Tensor | None) -> dict[str, Tensor]:
         keys = self.tensor_keys
         target = tensordict.get(keys.value_target)
-        old = tensordict.get(keys.value, None)
-        with self._parameters_of("critic_network"):
+        old_value = tensordict.get(keys.value, None)
+        with self._ready_network("critic_network"):
             value = self.critic_network(tensordict.select(*self.critic_network.in_keys))
         value = value.get(keys.value)
         if mask is not None:
@@ -537,13 +546,15 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         error = self._distance(value / scale, target / scale)
         terms = {}
         if self._clips_value:
-            if old is None:
+            if old_value is None:
                 raise KeyError(f"clip_value needs the old value under {keys.value!r}.")
             radius = self.clip_value * scale
-            near = old + torch.maximum(torch.minimum(value - old, radius), -radius)
-            clipped_error = self._distance(near / scale, target / scale)
-            changed = (near != value).float()
-            terms["value_clip_fraction"] = self.per_group.mean(changed, mask, self.count)
+            clipped_value = old_value + torch.maximum(
+                torch.minimum(value - old_value, radius), -radius
+            )
+            clipped_error = self._distance(clipped_value / scale, target / scale)
+            is_clipped = (clipped_value != value).float()
+            terms["value_clip_fraction"] = self.per_group.mean(is_clipped, mask, self.count)
             error = torch.maximum(error, clipped_error)
         terms["loss_critic"] = self._reduce(self.critic_coeff * error, mask, self.per_group)
         if self.log_explained_variance:
@@ -567,15 +578,15 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         return loss.sum() if self.reduction == "sum" else loss
 
     @contextlib.contextmanager
-    def _parameters_of(self, name: str):
+    def _ready_network(self, name: str):
         network, stateless = getattr(self, name), contextlib.nullcontext()
         if self.functional:
             params = getattr(self, f"{name}_params")
             stateless = params.to_module(network, preserve_module_state=False)
-        remembers = name in self._remembering
-        chosen: Any = contextlib.nullcontext()
+        has_memory = name in self._recurrent_networks
+        evaluated_agents: Any = contextlib.nullcontext()
         if self.chosen is not None and name == "actor_network":
-            chosen = only_agents(network, self.chosen)
-        recurrent = set_recurrent_mode(True) if remembers else contextlib.nullcontext()
-        with stateless, recurrent, chosen:
+            evaluated_agents = only_agents(network, self.chosen)
+        recurrent = set_recurrent_mode(True) if has_memory else contextlib.nullcontext()
+        with stateless, recurrent, evaluated_agents:
             yield

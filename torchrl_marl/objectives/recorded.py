@@ -9,7 +9,7 @@ from torchrl_marl.specs import GroupSpec
 
 __all__ = ["RecordedActions"]
 
-_MARGIN = 0.005
+_BOUND_MARGIN = 0.005
 
 
 class RecordedActions(nn.Module):
@@ -46,7 +46,7 @@ class RecordedActions(nn.Module):
         within: tuple[Tensor | None, Tensor | None] = (None, None)
         if not (group.discrete or group.action_bounds is None):
             low, high = (bound.to(device) for bound in group.action_bounds)
-            margin = _MARGIN * (high - low)
+            margin = _BOUND_MARGIN * (high - low)
             within = (low + margin, high - margin)
         for name, value in zip(("low", "high"), within):
             self.register_buffer(name, value, persistent=False)
@@ -57,10 +57,10 @@ class RecordedActions(nn.Module):
             return action.long()
         if self.n_choices:
             choice, numbers = action[..., : self.n_choices], action[..., self.n_choices :]
-            return torch.cat([choice, self._inwards(numbers)], -1)
-        return self._inwards(action)
+            return torch.cat([choice, self._move_inside_bounds(numbers)], -1)
+        return self._move_inside_bounds(action)
 
-    def _inwards(self, action: Tensor) -> Tensor:
+    def _move_inside_bounds(self, action: Tensor) -> Tensor:
         if self.noise:
             half = 1.0 if self.low is None else (self.high - self.low) / 2
             action = action + self.noise * half * torch.randn_like(action)

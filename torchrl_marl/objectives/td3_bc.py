@@ -84,13 +84,13 @@ class TD3BCLoss(MADDPGLoss):
         super().__init__(actor_network, qvalue_network, group=group, **kwargs)
         self.bc_alpha = bc_alpha
 
-    def _weighed(
+    def _step_losses(
         self, values: Tensor, dense: TensorDictBase, action: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the loss of each step and agent, with the values scaled and the distance."""
         distance = self._distance(dense, action)
-        size = self.per_group.mean(values.detach().abs(), mask).reshape(-1)
-        weight = self.bc_alpha / self.to_agents(size.clamp_min(1e-6))
+        mean_abs_value = self.per_group.mean(values.detach().abs(), mask).reshape(-1)
+        weight = self.bc_alpha / self.to_agents(mean_abs_value.clamp_min(1e-6))
         loss = distance - weight * values
         return loss, {"distance": self.per_group.mean(distance.detach(), mask)}
 
@@ -102,4 +102,4 @@ class TD3BCLoss(MADDPGLoss):
             recorded = recorded.long() if recorded.dtype == torch.bool else recorded
             return -self.distribution(data).log_prob(recorded).unsqueeze(-1)
         half = 1.0 if self.low is None else ((self.high - self.low) / 2).clamp_min(1e-6)
-        return self._mean_of_own(((action - recorded) / half).square())
+        return self._mean_without_padding(((action - recorded) / half).square())

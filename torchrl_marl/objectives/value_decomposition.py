@@ -159,6 +159,6 @@ class ValueDecompositionLoss(OffPolicyLoss):
     def read_keys(self) -> list[NestedKey]:
         """Entries that the networks read, and the action."""
         mixer = self.mixer_network.in_keys if self.mixed else []  # type: ignore[union-attr]
-        made = self.tensor_keys.local_value
-        seen = [*self.qvalue_network.in_keys, *(key for key in mixer if key != made)]
-        return [*seen, self.tensor_keys.action]
+        mixer_input = self.tensor_keys.local_value
+        network_keys = [*self.qvalue_network.in_keys, *(key for key in mixer if key != mixer_input)]
+        return [*network_keys, self.tensor_keys.action]

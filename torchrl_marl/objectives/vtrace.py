@@ -83,7 +83,7 @@ class TeamVTrace(TeamGAE):
         valid = None if valid is None else valid.to(where)
         self.register_buffer("_valid_actions", valid, persistent=False)
 
-    def _estimator(
+    def _make_estimate(
         self, data: TensorDictBase, learned: Tensor | None, turns: Tensor | None
     ) -> Callable[..., tuple[Tensor, Tensor]]:
         gamma, lmbda = self._discount
@@ -121,5 +121,5 @@ class TeamVTrace(TeamGAE):
             log_ratio = torch.where(expand_mask(learned, log_ratio), log_ratio, 0.0)
         if self.ratio == "agent":
             return log_ratio
-        joint = self._sum_of_own_group(log_ratio.squeeze(-1))
+        joint = self._sum_over_group(log_ratio.squeeze(-1))
         return joint.unsqueeze(-1).expand_as(log_ratio)

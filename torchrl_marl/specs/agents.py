@@ -70,12 +70,12 @@ class AgentSpec:
         if not self.name:
             raise ValueError("an agent's name is empty; use a name such as 'rover'.")
         if not isinstance(self.n_agents, int):
-            self._refuse(f"n_agents is {self.n_agents!r}, expected an int.")
+            self._raise_wrong_spec(f"n_agents is {self.n_agents!r}, expected an int.")
         if self.n_agents < 1:
-            self._refuse(f"n_agents is {self.n_agents}, expected 1 or more.")
+            self._raise_wrong_spec(f"n_agents is {self.n_agents}, expected 1 or more.")
         names = tuple(self.agent_names) or tuple(f"{self.name}_{i}" for i in range(self.n_agents))
         if len(set(names)) != self.n_agents:
-            self._refuse(
+            self._raise_wrong_spec(
                 f"agent_names are {list(names)}, expected {self.n_agents} different names, one "
                 "for each agent."
             )
@@ -84,29 +84,29 @@ class AgentSpec:
         self._check_specs()
         if self.action_mask and not n_options(self.action_spec):
             found = type(self.action_spec).__name__
-            self._refuse(
+            self._raise_wrong_spec(
                 "action_mask=True needs Categorical, OneHot, MultiCategorical or Hybrid actions, "
                 f"found {found}."
             )
 
-    def _refuse(self, found: str) -> NoReturn:
+    def _raise_wrong_spec(self, found: str) -> NoReturn:
         raise ValueError(f"agent {self.name!r}: {found}")
 
     def _check_specs(self) -> None:
         for leaf in ("observation_spec", "action_spec", "reward_spec"):
             spec = getattr(self, leaf)
             if not isinstance(spec, TensorSpec):
-                self._refuse(
+                self._raise_wrong_spec(
                     f"{leaf} is a {type(spec).__name__}, expected a TensorSpec, such as "
                     "torchrl.data.Unbounded((4,))."
                 )
         if tuple(self.reward_spec.shape) != (1,):
-            self._refuse(
+            self._raise_wrong_spec(
                 f"reward_spec has shape {list(self.reward_spec.shape)}, expected [1], the reward "
                 "of one agent."
             )
         if self.state_spec is not None and (fault := fault_of_state(self.state_spec)):
-            self._refuse(f"state_spec is {fault}.")
+            self._raise_wrong_spec(f"state_spec is {fault}.")
         action = self.action_spec
         expected = None
         if isinstance(action, Categorical) and is_discrete(action):
@@ -114,7 +114,9 @@ class AgentSpec:
         elif isinstance(action, (Bounded, Unbounded)) and (action.ndim != 1 or not action.shape[0]):
             expected = "[A], with at least one action"
         if expected is not None:
-            self._refuse(f"action_spec has shape {list(action.shape)}, expected {expected}.")
+            self._raise_wrong_spec(
+                f"action_spec has shape {list(action.shape)}, expected {expected}."
+            )
 
 
 def check_names(what: str, names: Iterable[object]) -> None:

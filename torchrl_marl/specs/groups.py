@@ -173,10 +173,10 @@ class GroupSpec:
         """
         dense = tensordict
         for key in ((self.name,), ("next", self.name)):
-            own = dense.get(key, None)
-            if is_lazy(own):
+            group_data = dense.get(key, None)
+            if is_lazy(group_data):
                 dense = dense.copy() if dense is tensordict else dense
-                dense.set(key, self._padded(own))
+                dense.set(key, self._pad_if_lazy(group_data))
         return dense
 
     def gather(
@@ -189,8 +189,8 @@ class GroupSpec:
             leaves, flags: see :meth:`~torchrl_marl.specs.joining.JoinedGroup.gather`. An ordinary
                 group ignores them and returns all leaves.
         """
-        own = {self.name: self.data(tensordict).copy()}
-        return TensorDict(own, tensordict.batch_size, device=tensordict.device)
+        data = {self.name: self.data(tensordict).copy()}
+        return TensorDict(data, tensordict.batch_size, device=tensordict.device)
 
     def scatter(
         self, data: TensorDictBase, tensordict: TensorDictBase, leaves: Sequence[str]
@@ -208,12 +208,12 @@ class GroupSpec:
 
     def write(self, tensordict: TensorDictBase, leaf: str, rows: Tensor) -> None:
         """Writes a leaf ``[*B, N, ...]``; in a lazily stacked group, without the padding."""
-        own = self._own(tensordict)
-        if not (is_lazy(own) and agents_differ(own)):
-            own.set(leaf, rows)
+        group_data = self._own_data(tensordict)
+        if not (is_lazy(group_data) and agents_differ(group_data)):
+            group_data.set(leaf, rows)
             return
-        padding, dim = self.paddings.get(leaf), own.ndim - 1
-        for i, (member, row) in enumerate(zip(own.unbind(dim), rows.unbind(dim))):
+        padding, dim = self.paddings.get(leaf), group_data.ndim - 1
+        for i, (member, row) in enumerate(zip(group_data.unbind(dim), rows.unbind(dim))):
             region: tuple = () if padding is None else padding.own(i) or ()
             member.set(leaf, row[(..., *region)])
 
@@ -224,7 +224,7 @@ class GroupSpec:
             KeyError: the group is missing.
             SpecError: shapes differ from the specs.
         """
-        return self._padded(self._own(tensordict))
+        return self._pad_if_lazy(self._own_data(tensordict))
 
     def flat_observation(self, tensordict: TensorDictBase) -> Tensor:
         """Concatenates the observation leaves, and moves padding behind each agent's features.
@@ -232,8 +232,8 @@ class GroupSpec:
         Shapes:
             - leaves: ``[*B, N, *features]``, dense or lazily stacked; returns: ``[*B, N, O]``
         """
-        own = self.data(tensordict)
-        return self.flat([own.get(key[1:]) for key in self.observation_keys])
+        group_data = self.data(tensordict)
+        return self.flat([group_data.get(key[1:]) for key in self.observation_keys])
 
     def flat(self, leaves: Sequence[Tensor]) -> Tensor:
         """Concatenates dense observation leaves, and moves padding behind each agent's features."""
@@ -241,18 +241,18 @@ class GroupSpec:
         order = None if order is None else order.to(leaves[0].device)
         return flat_leaves(leaves, self.observation_ndims, order)
 
-    def _own(self, tensordict: TensorDictBase) -> TensorDictBase:
-        own = tensordict.get(self.name, None)
-        if own is None:
+    def _own_data(self, tensordict: TensorDictBase) -> TensorDictBase:
+        group_data = tensordict.get(self.name, None)
+        if group_data is None:
             raise KeyError(f"there is no group {self.name!r}, found {list(tensordict.keys())}.")
-        return own
+        return group_data
 
-    def _padded(self, own: TensorDictBase) -> TensorDictBase:
-        if not is_lazy(own):
-            return own
-        self.check_number(own.batch_size[-1])
+    def _pad_if_lazy(self, group_data: TensorDictBase) -> TensorDictBase:
+        if not is_lazy(group_data):
+            return group_data
+        self.check_number(group_data.batch_size[-1])
         try:
-            return pad_group(own, self.paddings | self._observation_paddings)
+            return pad_group(group_data, self.paddings | self._observation_paddings)
         except ValueError as error:
             raise SpecError(f"group {self.name!r}: {error}") from None
 
@@ -291,8 +291,8 @@ class GroupSpec:
         """Observation and action specs of each agent, even if all agents have equal specs."""
         if self.members is not None:
             return self.members
-        seen, does = self.observation_spec, self.action_spec
-        return tuple(Composite(observation=seen[i], action=does[i]) for i in range(self.n_agents))
+        seen, action = self.observation_spec, self.action_spec
+        return tuple(Composite(observation=seen[i], action=action[i]) for i in range(self.n_agents))
 
     @cached_property
     def paddings(self) -> dict[NestedKey, Padding]:
@@ -348,10 +348,10 @@ class GroupSpec:
     @cached_property
     def observation_order(self) -> Tensor | None:
         """Feature order ``[N, O]`` that moves padding to each row's end; None if not needed."""
-        own = self.observation_mask
-        if own is None or bool((own[:, 1:] <= own[:, :-1]).all()):
+        mask = self.observation_mask
+        if mask is None or bool((mask[:, 1:] <= mask[:, :-1]).all()):
             return None
-        order = (~own).to(torch.uint8).argsort(dim=-1, stable=True)
+        order = (~mask).to(torch.uint8).argsort(dim=-1, stable=True)
         return order[:, : self.observation_dim]
 
     @property
@@ -360,13 +360,13 @@ class GroupSpec:
         return [spec[key[1:]] for key in self.observation_keys]
 
     @property
-    def _action(self) -> TensorSpec:
+    def _padded_action_spec(self) -> TensorSpec:
         return self.padded_spec["action"]
 
     @property
     def discrete(self) -> bool:
         """True for discrete actions."""
-        return is_discrete(self._action)
+        return is_discrete(self._padded_action_spec)
 
     @cached_property
     def branches(self) -> tuple[int, ...]:
@@ -379,7 +379,7 @@ class GroupSpec:
     @property
     def hybrid(self) -> bool:
         """True for hybrid actions: choices and numbers, see :class:`~torchrl_marl.specs.Hybrid`."""
-        return hasattr(self._action, "branches")
+        return hasattr(self._padded_action_spec, "branches")
 
     @property
     def choices(self) -> str:
@@ -397,34 +397,34 @@ class GroupSpec:
     @property
     def continuous_spec(self) -> TensorSpec:
         """Spec of the numbers of hybrid actions; of the whole action otherwise."""
-        return getattr(self._action, "continuous", self._action)
+        return getattr(self._padded_action_spec, "continuous", self._padded_action_spec)
 
     @property
     def one_hot(self) -> bool:
         """True for one-hot encoded discrete actions."""
-        return isinstance(self._action, OneHot)
+        return isinstance(self._padded_action_spec, OneHot)
 
     @property
     def n_actions(self) -> int:
         """Number of discrete actions of the agent with the most actions."""
         if not self.discrete:
             raise ValueError(f"group {self.name!r} has continuous actions; use action_dim.")
-        return self._action.space.n
+        return self._padded_action_spec.space.n
 
     @cached_property
     def action_dim(self) -> int:
         """Number A of features of a continuous action, for the agent with the most features."""
         if self.discrete:
             raise ValueError(f"group {self.name!r} has discrete actions; use n_actions.")
-        return self._action.shape[-1]
+        return self._padded_action_spec.shape[-1]
 
     @cached_property
     def action_dims(self) -> tuple[int, ...]:
         """Each agent's number of discrete actions, or of features of a continuous action."""
         if self.members is None:
             return (self.n_actions if self.discrete else self.action_dim,) * self.n_agents
-        own = [member["action"] for member in self.members]
-        return tuple(spec.space.n if self.discrete else spec.shape[-1] for spec in own)
+        specs = [member["action"] for member in self.members]
+        return tuple(spec.space.n if self.discrete else spec.shape[-1] for spec in specs)
 
     @cached_property
     def action_padding(self) -> Tensor | None:
@@ -476,9 +476,9 @@ class GroupSpec:
         Raises:
             ConfigError: the environment does not return states of the agents.
         """
-        return self._of_states()
+        return self._observe_states()
 
-    def _of_states(self, **parts: Any) -> GroupSpec:
+    def _observe_states(self, **changed_fields: Any) -> GroupSpec:
         if self.agent_state_spec is None or self.agent_state_key is None:
             raise ConfigError(
                 f"group {self.name!r}: this environment gives no state of each agent, expected "
@@ -486,11 +486,11 @@ class GroupSpec:
                 "central_input=observations."
             )
         members = []
-        for own, state in zip(self.own_specs, self.agent_state_spec.unbind(0)):
-            leaves = {key: leaf for key, leaf in own.items() if key != "observation"}
+        for spec, state in zip(self.own_specs, self.agent_state_spec.unbind(0)):
+            leaves = {key: leaf for key, leaf in spec.items() if key != "observation"}
             members.append(Composite(leaves | {"state": state}))
-        parts |= {"observation_keys": (self.agent_state_key,), "action_mask_key": None}
-        return replace(self, members=tuple(members), **parts)
+        changed_fields |= {"observation_keys": (self.agent_state_key,), "action_mask_key": None}
+        return replace(self, members=tuple(members), **changed_fields)
 
 
 def own_keys(name: str) -> dict[str, Any]:
@@ -508,17 +508,17 @@ def flat_leaves(leaves: Sequence[Tensor], ndims: Sequence[int], order: Tensor | 
         order (Tensor, optional): for each agent, the order of the concatenated features,
             ``[N, F]``.
     """
-    rows = [_flat_leaf(leaf, ndim) for leaf, ndim in zip(leaves, ndims)]
+    rows = [_flatten_leaf(leaf, ndim) for leaf, ndim in zip(leaves, ndims)]
     features = rows[0] if len(rows) == 1 else torch.cat(rows, -1)
-    return features if order is None else own_first(features, order)
+    return features if order is None else move_padding_last(features, order)
 
 
-def _flat_leaf(leaf: Tensor, ndim: int) -> Tensor:
+def _flatten_leaf(leaf: Tensor, ndim: int) -> Tensor:
     leaf = leaf if leaf.is_floating_point() else leaf.to(torch.get_default_dtype())
     return leaf.unsqueeze(-1) if ndim == 0 else leaf.flatten(-ndim) if ndim > 1 else leaf
 
 
-def own_first(features: Tensor, order: Tensor) -> Tensor:
+def move_padding_last(features: Tensor, order: Tensor) -> Tensor:
     """Reorders features ``[*B, N, F]`` by an index ``[N, O]``, one row for each agent."""
     return features.gather(-1, order.expand(*features.shape[:-1], order.shape[-1]))
 
@@ -543,14 +543,14 @@ def check_inputs(group: GroupSpec, observations: Sequence[Tensor], mask: Tensor 
             if leaf.ndim >= len(shape):
                 where = f": {key!r} is {tuple(leaf.shape)}, expected {expected}: it"
                 group.check_number(leaf.shape[-len(shape)], where)
-            _refuse(group, key, tuple(leaf.shape), expected)
+            _raise_wrong(group, key, tuple(leaf.shape), expected)
     if mask is None:
         return
     ndim = observations[0].ndim - len(group.observation_shapes[0]) + 1
     if mask.dtype is not torch.bool:
-        _refuse(group, group.mask_key, mask.dtype, "torch.bool")
+        _raise_wrong(group, group.mask_key, mask.dtype, "torch.bool")
     if mask.shape != observations[0].shape[:ndim]:
-        _refuse(group, group.mask_key, tuple(mask.shape), tuple(observations[0].shape[:ndim]))
+        _raise_wrong(group, group.mask_key, tuple(mask.shape), tuple(observations[0].shape[:ndim]))
 
 
 def check_action_mask(group: GroupSpec, action_mask: Tensor, batch: torch.Size) -> None:
@@ -564,9 +564,9 @@ def check_action_mask(group: GroupSpec, action_mask: Tensor, batch: torch.Size) 
     """
     key, expected = group.action_mask_key, (*batch, group.n_agents, group.n_options)
     if action_mask.dtype is not torch.bool:
-        _refuse(group, key, action_mask.dtype, "torch.bool")
+        _raise_wrong(group, key, action_mask.dtype, "torch.bool")
     if tuple(action_mask.shape) != expected:
-        _refuse(group, key, tuple(action_mask.shape), expected)
+        _raise_wrong(group, key, tuple(action_mask.shape), expected)
 
 
 def check_flags(group: GroupSpec, source: TensorDictBase) -> None:
@@ -589,7 +589,7 @@ def check_flags(group: GroupSpec, source: TensorDictBase) -> None:
             )
 
 
-def _refuse(group: GroupSpec, key: object, found: object, expected: object) -> None:
+def _raise_wrong(group: GroupSpec, key: object, found: object, expected: object) -> None:
     raise SpecError(
         f"group {group.name!r}: {key!r} is {found}, expected {expected} by the specs that the "
         "policy was built for."

@@ -69,30 +69,34 @@ class Hybrid(TensorSpec):
         numbers = self.continuous.rand(torch.Size(shape or ()))
         size = (*numbers.shape[:-1], len(self.branches))
         drawn = torch.rand(size, dtype=self.dtype, device=self.device)
-        return torch.cat([(drawn * self._sizes(drawn)).floor(), numbers], -1)
+        return torch.cat([(drawn * self._numbers_of_options(drawn)).floor(), numbers], -1)
 
     def is_in(self, val: Tensor) -> bool:
         """Returns whether choices are indices of their options, and numbers are in their spec."""
         if val.dtype != self.dtype or val.shape[-self.ndim :] != self.shape:
             return False
-        return bool(self.fits(val).all()) and bool(self.continuous.is_in(self._split(val)[1]))
+        return bool(self.fits(val).all()) and bool(
+            self.continuous.is_in(self._split_choices_and_numbers(val)[1])
+        )
 
     def fits(self, val: Tensor) -> Tensor:
         """Returns a mask of the choices that are indices of their options, ``[*, K]``."""
-        choice = self._split(val)[0]
-        return (choice == choice.floor()) & (choice >= 0) & (choice < self._sizes(choice))
+        choice = self._split_choices_and_numbers(val)[0]
+        return (
+            (choice == choice.floor()) & (choice >= 0) & (choice < self._numbers_of_options(choice))
+        )
 
     def _project(self, val: Tensor) -> Tensor:
-        choice, numbers = self._split(val)
-        last = self._sizes(choice) - 1
+        choice, numbers = self._split_choices_and_numbers(val)
+        last = self._numbers_of_options(choice) - 1
         choice = torch.minimum(choice.round().clamp_min(0), last)
         return torch.cat([choice, self.continuous.project(numbers)], -1)
 
-    def _split(self, val: Tensor) -> Sequence[Tensor]:
+    def _split_choices_and_numbers(self, val: Tensor) -> Sequence[Tensor]:
         n = len(self.branches)
         return val.split([n, val.shape[-1] - n], -1)
 
-    def _sizes(self, like: Tensor) -> Tensor:
+    def _numbers_of_options(self, like: Tensor) -> Tensor:
         return torch.tensor(self.branches, dtype=like.dtype, device=like.device)
 
     def cardinality(self) -> float:  # type: ignore[override]
@@ -111,43 +115,45 @@ class Hybrid(TensorSpec):
 
     def expand(self, *shape: Any) -> Hybrid:
         """Returns the spec with larger batch dims."""
-        return self._of(self.continuous.expand(self._inner(shape)))
+        return self._with_numbers(self.continuous.expand(self._shape_of_numbers(shape)))
 
     def squeeze(self, dim: int | None = None) -> Hybrid:
         """Returns the spec without batch dims of size 1."""
         if dim is None:
             return self._reshape([*(n for n in self.shape[:-1] if n != 1), self.shape[-1]])
-        return self._of(self.continuous.squeeze(self._batch_dim(dim)))
+        return self._with_numbers(self.continuous.squeeze(self._check_batch_dim(dim)))
 
     def unsqueeze(self, dim: int) -> Hybrid:
         """Returns the spec with a further batch dim of size 1."""
-        return self._of(self.continuous.unsqueeze(self._batch_dim(dim, 1)))
+        return self._with_numbers(self.continuous.unsqueeze(self._check_batch_dim(dim, 1)))
 
     def unbind(self, dim: int = 0) -> tuple[Hybrid, ...]:
         """Returns the specs along a batch dim."""
-        return tuple(map(self._of, self.continuous.unbind(self._batch_dim(dim))))
+        return tuple(map(self._with_numbers, self.continuous.unbind(self._check_batch_dim(dim))))
 
     def __getitem__(self, index: Any) -> Hybrid:
         """Returns the spec of some entries of the batch dims."""
         found = self.continuous[index]
         if found.shape[-1:] != self.continuous.shape[-1:]:
             raise IndexError(f"the index {index} of a Hybrid spec takes parts of an action.")
-        return self._of(found)
+        return self._with_numbers(found)
 
     def _reshape(self, shape: Sequence[int]) -> Hybrid:
-        return self._of(self.continuous.reshape(self._inner((shape,))))
+        return self._with_numbers(self.continuous.reshape(self._shape_of_numbers((shape,))))
 
     def _unflatten(self, dim: int, sizes: Sequence[int]) -> Hybrid:
-        return self._of(self.continuous.unflatten(self._batch_dim(dim), tuple(sizes)))
+        return self._with_numbers(
+            self.continuous.unflatten(self._check_batch_dim(dim), tuple(sizes))
+        )
 
-    def _batch_dim(self, dim: int, more: int = 0) -> int:
+    def _check_batch_dim(self, dim: int, n_new_dims: int = 0) -> int:
         """Returns a dim counted from the front; refuses the last, which holds an action."""
-        place = dim + self.ndim + more if dim < 0 else dim
-        if place >= self.ndim - 1 + more:
+        position = dim + self.ndim + n_new_dims if dim < 0 else dim
+        if position >= self.ndim - 1 + n_new_dims:
             raise ValueError("the last dim of a Hybrid spec must remain unchanged.")
-        return place
+        return position
 
-    def _inner(self, shape: Sequence[Any]) -> torch.Size:
+    def _shape_of_numbers(self, shape: Sequence[Any]) -> torch.Size:
         """Returns the shape of the numbers for a shape of the whole spec."""
         shape = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
         if shape[-1] not in (-1, self.shape[-1]):
@@ -160,13 +166,13 @@ class Hybrid(TensorSpec):
 
     def to(self, dest: Any) -> Hybrid:
         """Returns the spec on another device, or of another type of floats."""
-        return self._of(self.continuous.to(dest))
+        return self._with_numbers(self.continuous.to(dest))
 
     def clone(self) -> Hybrid:
         """Returns a copy."""
-        return self._of(self.continuous.clone())
+        return self._with_numbers(self.continuous.clone())
 
-    def _of(self, continuous: TensorSpec) -> Hybrid:
+    def _with_numbers(self, continuous: TensorSpec) -> Hybrid:
         return Hybrid(self.branches, continuous)
 
     def __eq__(self, other: object) -> bool:

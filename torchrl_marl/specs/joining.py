@@ -93,47 +93,52 @@ class JoinedGroup(GroupSpec):
             - tensordict and result: ``[*B]``
         """
         batch = tensordict.batch_size
-        own = [group.data(tensordict) for group in self.groups]
+        group_data = [group.data(tensordict) for group in self.groups]
         rows = []
-        for group, td in zip(self.groups, own):
+        for group, td in zip(self.groups, group_data):
             seen = [td.get(key[1:]) for key in group.observation_keys]
             check_inputs(group, seen, None if group.mask_key is None else td.get("mask"))
             rows.append(group.flat(seen))
-        source = {"observation": _cat(rows, rows[0].ndim - 2)}
+        source = {"observation": _pad_and_concatenate(rows, rows[0].ndim - 2)}
         if self.mask_key is not None:
             masks = [
-                _ones(batch, group, td) if group.mask_key is None else td.get("mask")
-                for group, td in zip(self.groups, own)
+                _all_true(batch, group, td) if group.mask_key is None else td.get("mask")
+                for group, td in zip(self.groups, group_data)
             ]
             source["mask"] = torch.cat(masks, -1)
         if self.action_mask_key is not None:
-            source["action_mask"] = self._cat_action_masks(own, batch)
+            source["action_mask"] = self._join_action_masks(group_data, batch)
         for leaf in leaves:
-            rows = [_flat(group, leaf, td.get(leaf)) for group, td in zip(self.groups, own)]
-            source[leaf] = _cat(rows, len(batch))
+            rows = [
+                _flatten_states(group, leaf, td.get(leaf))
+                for group, td in zip(self.groups, group_data)
+            ]
+            source[leaf] = _pad_and_concatenate(rows, len(batch))
         if flags:
-            source |= self._cat_flags(tensordict, own)
+            source |= self._join_flags(tensordict, group_data)
         device = tensordict.device
         agents = torch.Size((*batch, self.n_agents))
         joined = TensorDict._new_unsafe(source, batch_size=agents, device=device)
         return TensorDict._new_unsafe({self.name: joined}, batch_size=batch, device=device)
 
-    def _cat_action_masks(self, own: Sequence[TensorDictBase], batch: torch.Size) -> Tensor:
+    def _join_action_masks(self, group_data: Sequence[TensorDictBase], batch: torch.Size) -> Tensor:
         rows = []
-        for group, td in zip(self.groups, own):
+        for group, td in zip(self.groups, group_data):
             if group.action_mask_key is not None:
                 legal = td.get("action_mask")
                 check_action_mask(group, legal, batch)
             else:
-                legal = _ones(batch, group, td).unsqueeze(-1).expand(*batch, -1, group.n_options)
+                legal = (
+                    _all_true(batch, group, td).unsqueeze(-1).expand(*batch, -1, group.n_options)
+                )
             rows.append(legal)
-        return _cat(rows, len(batch))
+        return _pad_and_concatenate(rows, len(batch))
 
-    def _cat_flags(
-        self, tensordict: TensorDictBase, own: Sequence[TensorDictBase]
+    def _join_flags(
+        self, tensordict: TensorDictBase, group_data: Sequence[TensorDictBase]
     ) -> dict[str, Tensor]:
         flags: dict[str, list[Tensor]] = {name: [] for name in _FLAGS}
-        for group, td in zip(self.groups, own):
+        for group, td in zip(self.groups, group_data):
             source = td if group.agent_done else tensordict
             check_flags(group, source)
             done, terminated = source.get("done"), source.get("terminated")
@@ -148,7 +153,7 @@ class JoinedGroup(GroupSpec):
     @cached_property
     def of_states(self) -> GroupSpec:
         """This group with the agents' own states in place of their observations, for critics."""
-        return self._of_states(groups=tuple(group.of_states for group in self.groups))
+        return self._observe_states(groups=tuple(group.of_states for group in self.groups))
 
     # ----------------------------------------------------------------------- to several groups
 
@@ -216,7 +221,7 @@ def joined_fields(
         groups (sequence of GroupSpec): groups accepted by :func:`can_join`.
         same_actions (bool): as in :func:`join`.
     """
-    members = [member for group in groups for member in _members(group, same_actions)]
+    members = [member for group in groups for member in _specs_of_agents(group, same_actions)]
     actions = [member["action"] for member in members] if same_actions else None
     masked = any(group.mask_key is not None for group in groups)
     legal = same_actions and any(group.action_mask_key is not None for group in groups)
@@ -235,7 +240,7 @@ def joined_fields(
         "action_mask_key": (name, "action_mask") if legal else None,
         "state_key": groups[0].state_key,
         "state_spec": groups[0].state_spec,
-        **_agent_states(name, groups),
+        **_agent_state_fields(name, groups),
         "agent_done": True,
         "members": tuple(members),
         "kinds": tuple(numbers[kind] for kind in kinds),
@@ -259,17 +264,17 @@ def as_one(group: GroupSpec) -> GroupSpec:
     return GroupSpec(**{field.name: getattr(group, field.name) for field in fields(GroupSpec)})
 
 
-def _members(group: GroupSpec, acts: bool) -> list[Composite]:
+def _specs_of_agents(group: GroupSpec, with_actions: bool) -> list[Composite]:
     """Returns the specs of each agent, with the observation as a flat vector."""
-    if not acts:
+    if not with_actions:
         return [Composite(observation=Unbounded((width,))) for width in group.observation_dims]
     return [
-        Composite(observation=Unbounded((width,)), action=own["action"])
-        for width, own in zip(group.observation_dims, group.own_specs)
+        Composite(observation=Unbounded((width,)), action=specs["action"])
+        for width, specs in zip(group.observation_dims, group.own_specs)
     ]
 
 
-def _agent_states(name: str, groups: Sequence[GroupSpec]) -> dict[str, Any]:
+def _agent_state_fields(name: str, groups: Sequence[GroupSpec]) -> dict[str, Any]:
     """Returns the key and the spec of the agents' own states, if all groups have them."""
     if any(group.agent_state_key is None for group in groups):
         return {}
@@ -278,16 +283,16 @@ def _agent_states(name: str, groups: Sequence[GroupSpec]) -> dict[str, Any]:
     return {"agent_state_key": (name, "state"), "agent_state_spec": spec}
 
 
-def _flat(group: GroupSpec, leaf: str, value: Tensor) -> Tensor:
+def _flatten_states(group: GroupSpec, leaf: str, value: Tensor) -> Tensor:
     """Returns a leaf of a group; the agents' own states as flat vectors."""
     return group.of_states.flat([value]) if leaf == "state" else value
 
 
-def _ones(batch: torch.Size, group: GroupSpec, td: TensorDictBase) -> Tensor:
+def _all_true(batch: torch.Size, group: GroupSpec, td: TensorDictBase) -> Tensor:
     return torch.ones(*batch, group.n_agents, dtype=torch.bool, device=td.device)
 
 
-def _cat(rows: Sequence[Tensor], dim: int) -> Tensor:
+def _pad_and_concatenate(rows: Sequence[Tensor], dim: int) -> Tensor:
     """Concatenates tensors along the agents' dim; pads shorter feature dims with zeros."""
     if rows[0].ndim > dim + 1:
         width = max(row.shape[-1] for row in rows)
@@ -425,10 +430,10 @@ def without_member_names(text: str) -> str:
         >>> without_member_names("group 'car of member 0': its actions are continuous")
         "group 'car': its actions are continuous"
     """
-    return _MEMBER.sub("", text)
+    return _MEMBER_SUFFIX.sub("", text)
 
 
-_MEMBER = re.compile(r" of member \d+")
+_MEMBER_SUFFIX = re.compile(r" of member \d+")
 
 
 def of_members(team: GroupSpec, n_members: int, *, same_actions: bool = True) -> PopulationGroup:

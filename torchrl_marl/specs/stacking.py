@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 # Subclasses are not included, because their actions consist of several choices.
-_CHOICES = (Categorical, OneHot)
+_DISCRETE_SPECS = (Categorical, OneHot)
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,11 @@ class Padding:
         mask = torch.zeros(len(self.shapes), *self.largest, dtype=torch.bool)
         for i in range(len(self.shapes)):
             if (region := self.own(i)) is not None:
-                mask[_at(i, region)] = True
+                mask[_index_of_agent(i, region)] = True
         return mask.to(device)
 
 
-def _at(agent: int, region: tuple[slice, ...]) -> Any:
+def _index_of_agent(agent: int, region: tuple[slice, ...]) -> Any:
     return (..., agent, *region)
 
 
@@ -125,7 +125,7 @@ def pad(values: Sequence[Tensor | None], padding: Padding, what: str = "") -> Te
                 f"{what and what + ' of '}agent {i} has shape {found}, expected {shape}."
             )
         if value is not None:
-            padded[_at(i, padding.own(i) or ())] = value
+            padded[_index_of_agent(i, padding.own(i) or ())] = value
     return padded
 
 
@@ -138,7 +138,7 @@ def unpad(value: Tensor, padding: Padding) -> list[Tensor | None]:
     Reduces to: the inverse of :func:`pad`.
     """
     regions = [padding.own(i) for i in range(len(padding.shapes))]
-    return [None if r is None else value[_at(i, r)] for i, r in enumerate(regions)]
+    return [None if r is None else value[_index_of_agent(i, r)] for i, r in enumerate(regions)]
 
 
 # ------------------------------------------------------------------------------------- groups
@@ -168,7 +168,7 @@ def pad_group(
         return group
     members = group.unbind(group.ndim - 1)
     keys = dict.fromkeys(key for m in members for key in m.keys(True, True, is_leaf_nontensor))
-    dense = TensorDict({}, group.batch_size, device=group.device, names=_names(group))
+    dense = TensorDict({}, group.batch_size, device=group.device, names=_dim_names(group))
     ndim = group.ndim - 1
     for key in keys:
         values = [member.get(key, None) for member in members]
@@ -196,21 +196,21 @@ def unpad_group(
         >>> [member["observation"].shape for member in lazy.unbind(1)]
         [torch.Size([4, 2]), torch.Size([4, 3])]
     """
-    batch, names = group.shape[:-1], _names(group)
+    batch, names = group.shape[:-1], _dim_names(group)
     names = None if names is None else names[:-1]
     members = [
         TensorDict({}, batch, device=group.device, names=names) for _ in range(group.shape[-1])
     ]
     for key, value in group.items(True, True):
         padding = paddings.get(key)
-        own = value.unbind(len(batch)) if padding is None else unpad(value, padding)
-        for member, entry in zip(members, own):
+        entries = value.unbind(len(batch)) if padding is None else unpad(value, padding)
+        for member, entry in zip(members, entries):
             if entry is not None:
                 member.set(key, entry)
     return LazyStackedTensorDict(*members, stack_dim=len(batch))
 
 
-def _names(group: TensorDictBase) -> list[str | None] | None:
+def _dim_names(group: TensorDictBase) -> list[str | None] | None:
     # A rollout names its dims, so a group with unnamed dims could not be written to it.
     return group.names if any(group.names) else None
 
@@ -262,7 +262,7 @@ def pad_specs(members: Sequence[Composite], where: str = "a group") -> Composite
         leaves = [member.get(key, None) for member in members]
         shape = tuple(next(leaf for leaf in leaves if leaf is not None).shape)
         padding = paddings.get(key) or Padding((shape,) * len(members))
-        dense[key] = _pad_leaf(leaves, padding, f"{where}: {key!r}")
+        dense[key] = _pad_leaf_specs(leaves, padding, f"{where}: {key!r}")
     return dense
 
 
@@ -276,9 +276,9 @@ def unpad_specs(spec: Composite, paddings: Mapping[NestedKey, Padding]) -> list[
         leaf, padding = spec[key], paddings.get(key)
         shape = tuple(leaf.shape[1:])
         for i, member in enumerate(members):
-            own = shape if padding is None else padding.shapes[i]
-            if own is not None:
-                member[key] = _own_leaf(leaf, i, own)
+            leaf_shape = shape if padding is None else padding.shapes[i]
+            if leaf_shape is not None:
+                member[key] = _unpad_leaf_spec(leaf, i, leaf_shape)
     return members
 
 
@@ -286,18 +286,20 @@ def _leaf_keys(members: Sequence[Composite]) -> list[NestedKey]:
     return list(dict.fromkeys(key for member in members for key in member.keys(True, True)))
 
 
-def _pad_leaf(leaves: Sequence[TensorSpec | None], padding: Padding, where: str) -> TensorSpec:
+def _pad_leaf_specs(
+    leaves: Sequence[TensorSpec | None], padding: Padding, where: str
+) -> TensorSpec:
     present = [leaf for leaf in leaves if leaf is not None]
     first = present[0]
     # torch.stack drops masks, so specs with masks are stacked without it.
-    masked = type(first) in _CHOICES and first.mask is not None
+    masked = type(first) in _DISCRETE_SPECS and first.mask is not None
     if len(present) == len(leaves) and all(leaf == first for leaf in present) and not masked:
         return torch.stack(present, 0)
     if len({leaf.dtype for leaf in present}) == 1:
         shape = (len(leaves), *padding.largest)
-        if all(type(leaf) in _CHOICES for leaf in present):
+        if all(type(leaf) in _DISCRETE_SPECS for leaf in present):
             if len({type(leaf) for leaf in present}) == 1:
-                return _pad_discrete(leaves, shape)
+                return _pad_discrete_specs(leaves, shape)
         elif all(isinstance(leaf, Unbounded) for leaf in present):
             return Unbounded(shape, dtype=first.dtype, device=first.device)
         elif all(isinstance(leaf, (Bounded, Unbounded)) for leaf in present):
@@ -322,14 +324,14 @@ def _pad_bounds(leaves: Sequence[TensorSpec | None], padding: Padding, side: str
     return pad([bounds(leaf) for leaf in leaves], padding)
 
 
-def _pad_discrete(leaves: Sequence[TensorSpec | None], shape: tuple[int, ...]) -> TensorSpec:
+def _pad_discrete_specs(leaves: Sequence[TensorSpec | None], shape: tuple[int, ...]) -> TensorSpec:
     one_hot = isinstance(next(leaf for leaf in leaves if leaf is not None), OneHot)
     n = max(leaf.space.n for leaf in leaves if leaf is not None)
     allowed = torch.zeros(*(shape[:-1] if one_hot else shape), n, dtype=torch.bool)
     for i, leaf in enumerate(leaves):
         if leaf is not None:
-            own = leaf.mask if leaf.mask is not None else torch.tensor(True)
-            allowed[i, ..., : leaf.space.n] = own.to(allowed.device)
+            leaf_mask = leaf.mask if leaf.mask is not None else torch.tensor(True)
+            allowed[i, ..., : leaf.space.n] = leaf_mask.to(allowed.device)
         else:
             allowed[i, ..., 0] = True  # one choice must be allowed, even for an unused entry
     first = next(leaf for leaf in leaves if leaf is not None)
@@ -338,7 +340,7 @@ def _pad_discrete(leaves: Sequence[TensorSpec | None], shape: tuple[int, ...]) -
     return kind(n, shape=torch.Size(shape), dtype=first.dtype, device=first.device, mask=mask)
 
 
-def _own_leaf(leaf: TensorSpec, agent: int, shape: tuple[int, ...]) -> TensorSpec:
+def _unpad_leaf_spec(leaf: TensorSpec, agent: int, shape: tuple[int, ...]) -> TensorSpec:
     options = {"dtype": leaf.dtype, "device": leaf.device}
     region = tuple(slice(size) for size in shape)
     if isinstance(leaf, Bounded):
@@ -348,10 +350,12 @@ def _own_leaf(leaf: TensorSpec, agent: int, shape: tuple[int, ...]) -> TensorSpe
         return Bounded(low, high, **options)
     if isinstance(leaf, Unbounded):
         return Unbounded(shape, **options)
-    if type(leaf) in _CHOICES:
+    if type(leaf) in _DISCRETE_SPECS:
         if leaf.mask is None:
             return type(leaf)(leaf.space.n, shape=shape, **options)
         n = int(leaf.mask[agent].reshape(-1, leaf.space.n).any(0).nonzero()[-1]) + 1
-        own = leaf.mask[agent][..., :n]
-        return type(leaf)(n, shape=shape, mask=None if bool(own.all()) else own, **options)
+        leaf_mask = leaf.mask[agent][..., :n]
+        return type(leaf)(
+            n, shape=shape, mask=None if bool(leaf_mask.all()) else leaf_mask, **options
+        )
     return leaf[agent]

@@ -40,7 +40,7 @@ def _check_group_name(name: str) -> None:
     check_names("a group", [name])
 
 
-def _leaf_keys(name: str, observation_specs: Sequence[TensorSpec]) -> tuple[NestedKey, ...]:
+def _observation_keys(name: str, observation_specs: Sequence[TensorSpec]) -> tuple[NestedKey, ...]:
     """Returns the keys of all observation leaves, even of leaves that only some agents have."""
     keys: dict[NestedKey, None] = {}
     for spec in observation_specs:
@@ -65,19 +65,19 @@ def group_from_agents(
         raise ValueError(
             f"group {name!r}: all kinds of a group have a state_spec, or none; set it in all."
         )
-    members = [_member(spec) for spec in specs for _ in range(spec.n_agents)]
+    members = [_specs_of_agent(spec) for spec in specs for _ in range(spec.n_agents)]
     return GroupSpec(
         name=name,
         agent_names=tuple(agent for spec in specs for agent in spec.agent_names),
         observation_spec=torch.stack([member["observation"] for member in members], 0),
         action_spec=torch.stack([member["action"] for member in members], 0),
         **own_keys(name),
-        observation_keys=_leaf_keys(name, [member["observation"] for member in members]),
+        observation_keys=_observation_keys(name, [member["observation"] for member in members]),
         mask_key=(name, "mask"),
         action_mask_key=(name, "action_mask") if specs[0].action_mask else None,
         state_key=None if state_spec is None else "state",
         state_spec=state_spec,
-        **_agent_states(name, [member.get("state", None) for member in members]),
+        **_agent_state_fields(name, [member.get("state", None) for member in members]),
         agent_done=True,
         members=tuple(members) if any(own != members[0] for own in members[1:]) else None,
         kinds=tuple(k for k, spec in enumerate(specs) for _ in range(spec.n_agents)),
@@ -85,7 +85,7 @@ def group_from_agents(
     )
 
 
-def _member(spec: AgentSpec) -> Composite:
+def _specs_of_agent(spec: AgentSpec) -> Composite:
     """Returns the specs of one agent of a kind."""
     member = Composite(observation=spec.observation_spec, action=spec.action_spec)
     if spec.action_mask:
@@ -96,12 +96,12 @@ def _member(spec: AgentSpec) -> Composite:
     return member
 
 
-def _agent_states(name: str, specs: Sequence[TensorSpec | None]) -> dict[str, Any]:
+def _agent_state_fields(name: str, specs: Sequence[TensorSpec | None]) -> dict[str, Any]:
     """Returns the key and the spec of the agents' own states, if all agents have one."""
-    own: list[Any] = [spec for spec in specs if spec is not None and spec.ndim]
-    if len(own) < len(specs) or any(isinstance(spec, Composite) for spec in own):
+    state_specs: list[Any] = [spec for spec in specs if spec is not None and spec.ndim]
+    if len(state_specs) < len(specs) or any(isinstance(spec, Composite) for spec in state_specs):
         return {}
-    return {"agent_state_key": (name, "state"), "agent_state_spec": torch.stack(own, 0)}
+    return {"agent_state_key": (name, "state"), "agent_state_spec": torch.stack(state_specs, 0)}
 
 
 def read_group_map(env: EnvBase) -> dict[str, list[str]]:
@@ -140,49 +140,55 @@ def padded_members(env: EnvBase) -> dict[str, tuple[Composite, ...]]:
     return known
 
 
-def _lazy_members(env: EnvBase, name: str) -> tuple[Composite, ...] | None:
+def _members_of_lazy_specs(env: EnvBase, name: str) -> tuple[Composite, ...] | None:
     """Returns each agent's specs if any spec is lazily stacked or has an action mask, or None."""
-    seen, action = env.full_observation_spec[name], env.full_action_spec[name, "action"]
-    stacked = [seen, action, *(seen.values(True, False) if isinstance(seen, Composite) else ())]
+    observation_spec, action = env.full_observation_spec[name], env.full_action_spec[name, "action"]
+    stacked = [
+        observation_spec,
+        action,
+        *(observation_spec.values(True, False) if isinstance(observation_spec, Composite) else ()),
+    ]
     if not any(isinstance(spec, (Stacked, StackedComposite)) for spec in stacked):
-        return _masked_members(env, name, action)
+        return _members_of_masked_spec(env, name, action)
     ndim = len(env.batch_size)
     first = (0,) * ndim
     members = []
-    for own, does in zip(seen.unbind(ndim), action.unbind(ndim)):
+    for agent_spec, action_spec in zip(observation_spec.unbind(ndim), action.unbind(ndim)):
         if ndim:
-            own, does = own[first], does[first]
-        member = own.clone()
-        member["action"] = does
+            agent_spec, action_spec = agent_spec[first], action_spec[first]
+        member = agent_spec.clone()
+        member["action"] = action_spec
         members.append(member)
     return tuple(members)
 
 
-def _masked_members(env: EnvBase, name: str, action: TensorSpec) -> tuple[Composite, ...] | None:
+def _members_of_masked_spec(
+    env: EnvBase, name: str, action: TensorSpec
+) -> tuple[Composite, ...] | None:
     """Returns each agent's specs if the dense action spec has a mask; otherwise None."""
     mask = getattr(action, "mask", None)
     if mask is None or not is_discrete(action) or bool(mask.all()):
         return None
     mask = mask[(0,) * len(env.batch_size)]
     shape = mask.shape if isinstance(action, OneHot) else mask.shape[:-1]
-    own = type(action)(action.space.n, shape=shape, dtype=action.dtype, mask=mask)
-    seen = env.full_observation_spec_unbatched[name]
-    members = unpad_specs(Composite(action=own, shape=shape[:1]), {})
+    agent_actions = type(action)(action.space.n, shape=shape, dtype=action.dtype, mask=mask)
+    observation_spec = env.full_observation_spec_unbatched[name]
+    members = unpad_specs(Composite(action=agent_actions, shape=shape[:1]), {})
     for i, member in enumerate(members):
-        for key in seen.keys():
-            member[key] = seen[key][i]
+        for key in observation_spec.keys():
+            member[key] = observation_spec[key][i]
     return tuple(members)
 
 
 def _declared_kinds(env: EnvBase, name: str, n_agents: int) -> tuple[int, ...] | None:
     """Returns the index of each agent's kind; None if the environment does not declare kinds."""
-    kinds = (_declared(env, "group_kinds") or {}).get(name)
+    kinds = (_base_env_attribute(env, "group_kinds") or {}).get(name)
     sizes = () if kinds is None else kinds.sizes
     index = tuple(k for k, size in enumerate(sizes) for _ in range(size))
     return index if len(index) == n_agents else None
 
 
-def _declared(env: EnvBase, attribute: str) -> Any:
+def _base_env_attribute(env: EnvBase, attribute: str) -> Any:
     """Returns an attribute of the innermost environment; None if it runs in other processes."""
     while isinstance(env, TransformedEnv):
         env = env.base_env
@@ -211,30 +217,32 @@ def group_from_env(
             f"group {name!r} of {type(env).__name__} has no agents; leave it out of the group_map."
         )
     check_names(f"an agent of group {name!r}", agent_names)
-    members = _lazy_members(env, name) if members is None else members
-    seen = env.full_observation_spec_unbatched[name] if members is None else members[0]
-    if "observation" not in seen.keys():
+    members = _members_of_lazy_specs(env, name) if members is None else members
+    observation_group_spec = (
+        env.full_observation_spec_unbatched[name] if members is None else members[0]
+    )
+    if "observation" not in observation_group_spec.keys():
         raise ValueError(
             f"group {name!r} of {type(env).__name__} has no 'observation', found "
-            f"{list(seen.keys())}; rename it with torchrl.envs.RenameTransform."
+            f"{list(observation_group_spec.keys())}; rename it with torchrl.envs.RenameTransform."
         )
     rewards = set(env.full_reward_spec_unbatched.keys(True, True))
     dones = set(env.full_done_spec_unbatched.keys(True, True))
     agent_done = (name, "done") in dones
     end = (lambda flag: (name, flag)) if agent_done else (lambda flag: flag)
     if members is None:
-        observation_spec = seen["observation"]
+        observation_spec = observation_group_spec["observation"]
         action_spec = env.full_action_spec_unbatched[name, "action"]
         leaves, kinds = [observation_spec], (0,) * len(agent_names)
-        states = _rows_of(seen.get("state", None), len(agent_names))
-        _check_masks(name, seen, action_spec, (len(agent_names),))
+        states = _spec_of_each_agent(observation_group_spec.get("state", None), len(agent_names))
+        _check_masks(name, observation_group_spec, action_spec, (len(agent_names),))
     else:
         for member in members:
             _check_masks(name, member, member["action"], ())
         leaves = [member["observation"] for member in members]
         observation_spec = torch.stack(leaves, 0)
         action_spec = torch.stack([member["action"] for member in members], 0)
-        kinds = _kinds_of(members)
+        kinds = _kinds_by_equal_specs(members)
         states = [member.get("state", None) for member in members]
     kinds = _declared_kinds(env, name, len(agent_names)) or kinds
     return GroupSpec(
@@ -247,33 +255,37 @@ def group_from_env(
         done_key=end("done"),
         terminated_key=end("terminated"),
         truncated_key=end("truncated") if end("truncated") in dones else None,
-        observation_keys=_leaf_keys(name, leaves),
-        mask_key=(name, "mask") if "mask" in seen.keys() else None,
-        action_mask_key=(name, "action_mask") if "action_mask" in seen.keys() else None,
+        observation_keys=_observation_keys(name, leaves),
+        mask_key=(name, "mask") if "mask" in observation_group_spec.keys() else None,
+        action_mask_key=(name, "action_mask")
+        if "action_mask" in observation_group_spec.keys()
+        else None,
         state_key=None if state_spec is None else "state",
         state_spec=state_spec,
-        **_agent_states(name, states),
+        **_agent_state_fields(name, states),
         agent_done=agent_done,
         members=members,
         kinds=kinds,
-        in_turns=_declared(env, "in_turns") is True,
-        respawns=_declared(env, "respawns") is True,
+        in_turns=_base_env_attribute(env, "in_turns") is True,
+        respawns=_base_env_attribute(env, "respawns") is True,
     )
 
 
-def _rows_of(spec: TensorSpec | None, n_agents: int) -> Sequence[TensorSpec | None]:
+def _spec_of_each_agent(spec: TensorSpec | None, n_agents: int) -> Sequence[TensorSpec | None]:
     """Returns the spec of each agent's row of a leaf; None for agents without one."""
     rows = spec is not None and spec.shape[:1] == (n_agents,)
     return spec.unbind(0) if spec is not None and rows else [None] * n_agents
 
 
-def _check_masks(name: str, seen: Composite, action: TensorSpec, agents: tuple[int, ...]) -> None:
+def _check_masks(
+    name: str, observation_spec: Composite, action: TensorSpec, agents: tuple[int, ...]
+) -> None:
     """Raises an error if the spec of a mask or action mask has a wrong shape or is not bool."""
-    wanted = {"mask": agents}
+    expected_shapes = {"mask": agents}
     if n := n_options(action):
-        wanted["action_mask"] = (*agents, n)
-    for leaf, shape in wanted.items():
-        spec = seen.get(leaf, None)
+        expected_shapes["action_mask"] = (*agents, n)
+    for leaf, shape in expected_shapes.items():
+        spec = observation_spec.get(leaf, None)
         if spec is not None and (spec.dtype is not torch.bool or tuple(spec.shape) != shape):
             raise SpecError(
                 f"group {name!r}: the spec of {(name, leaf)!r} is {spec.dtype} "
@@ -281,7 +293,7 @@ def _check_masks(name: str, seen: Composite, action: TensorSpec, agents: tuple[i
             )
 
 
-def _kinds_of(members: Sequence[Composite]) -> tuple[int, ...]:
+def _kinds_by_equal_specs(members: Sequence[Composite]) -> tuple[int, ...]:
     """Returns the index of each agent's kind; agents with equal specs have the same kind."""
     known: list[Composite] = []
     for member in members:

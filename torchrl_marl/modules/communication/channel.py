@@ -71,12 +71,12 @@ class OneStep(Memory):
     ) -> tuple[Tensor, Tensor]:
         """Runs over the steps of a sequence."""
         x = x.to(state.dtype)
-        states = x if mask is None else _latest(x, state, init, mask)
+        states = x if mask is None else _latest_inputs(x, state, init, mask)
         before = torch.cat([state.unsqueeze(0), states[:-1]])
         return (before if init is None else torch.where(init, 0.0, before)), states
 
 
-def _latest(x: Tensor, state: Tensor, init: Tensor | None, mask: Tensor) -> Tensor:
+def _latest_inputs(x: Tensor, state: Tensor, init: Tensor | None, mask: Tensor) -> Tensor:
     """Returns an agent's latest input from a step of the episode in which it acted; else 0."""
     if len(x) == 1:
         kept = state if init is None else torch.where(init[0], 0.0, state)
@@ -208,7 +208,7 @@ class Links(nn.Module):
         return links
 
 
-_HOW: ContextVar[str] = ContextVar("how", default="replay")
+_SAMPLE_SOURCE: ContextVar[str] = ContextVar("how", default="replay")
 
 
 @contextlib.contextmanager
@@ -219,11 +219,11 @@ def drawing(how: Literal["draw", "mode", "replay"]) -> Iterator[None]:
         how (str): ``draw`` samples them; ``mode`` takes the most likely gate, without dropout and
             noise; ``replay`` reads the samples in the batch, as losses do.
     """
-    token = _HOW.set(how)
+    token = _SAMPLE_SOURCE.set(how)
     try:
         yield
     finally:
-        _HOW.reset(token)
+        _SAMPLE_SOURCE.reset(token)
 
 
 class Channel(nn.Module):
@@ -275,7 +275,7 @@ class Channel(nn.Module):
         self.config, self.n_agents = config, n_agents
         self.links = Links(config, n_agents, device)
         n_rounds = 1 if config.kind == "bicnet" else config.rounds
-        self.rounds = nn.ModuleList(_round(width, config, device) for _ in range(n_rounds))
+        self.rounds = nn.ModuleList(_make_round(width, config, device) for _ in range(n_rounds))
         self.gate = nn.Linear(width, 1, device=device) if config.gate else None
         if self.gate is not None:
             initialize(self.gate, 0.01)
@@ -301,40 +301,40 @@ class Channel(nn.Module):
         if position is not None:
             position = torch.where(alive.unsqueeze(-1), position, 0.0)
         logits = None if self.gate is None else self.gate(features)
-        drawn = self._draw(features, logits, context.drawn) if self.draws else None
-        links, speaks = self._heard(alive, context, drawn)
+        drawn = self._draw_samples(features, logits, context.drawn) if self.draws else None
+        links, speaks = self._links_and_speakers(alive, context, drawn)
         noise = drawn.split(self.columns, -1)[2] if drawn is not None and self.columns[2] else None
         if self.delay is not None:
-            heard = features, links, speaks, position, self._code(noise)
-            features, kept = self._delayed_round(self.delay, heard, mask, context)
-            return features, drawn, logits, kept
+            round_inputs = features, links, speaks, position, self._make_discretizer(noise)
+            features, in_transit = self._run_delayed_round(self.delay, round_inputs, mask, context)
+            return features, drawn, logits, in_transit
         parts = [None] * len(self.sizes) if noise is None else noise.split(self.sizes, -1)
         for one, own in zip(self.rounds, parts):
-            features = one(features, links, speaks, position, self._code(own))
+            features = one(features, links, speaks, position, self._make_discretizer(own))
         return features, drawn, logits, None
 
-    def _delayed_round(
-        self, delay: Memory, heard: tuple, mask: Tensor | None, context: Context
+    def _run_delayed_round(
+        self, delay: Memory, round_inputs: tuple, mask: Tensor | None, context: Context
     ) -> tuple[Tensor, Tensor]:
         """Runs a round with delayed messages; returns features and messages in transit."""
-        kept: list[Tensor] = []
+        in_transit: list[Tensor] = []
 
         def later(mixed: Tensor) -> Tensor:
             assert context.is_init is not None
-            known, state = remember(delay, mixed, context.state, context.is_init, mask)
-            kept.append(state)
-            return known.to(mixed.dtype)
+            received, state = remember(delay, mixed, context.state, context.is_init, mask)
+            in_transit.append(state)
+            return received.to(mixed.dtype)
 
-        return self.rounds[0](*heard, later=later), kept[0]
+        return self.rounds[0](*round_inputs, later=later), in_transit[0]
 
     def used_links(self, mask: Tensor, context: Context) -> Tensor:
         """Returns the links that were used, ``[*B, N, N]``, given the samples of the channel.
 
         In a :class:`Chain`, whose messages pass along all agents, links include indirect ones.
         """
-        return self._heard(mask, context, context.drawn)[0]
+        return self._links_and_speakers(mask, context, context.drawn)[0]
 
-    def _heard(
+    def _links_and_speakers(
         self, alive: Tensor, context: Context, drawn: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         links, speaks = self.links(alive, context.position, context.links), alive
@@ -348,38 +348,44 @@ class Channel(nn.Module):
 
     # --------------------------------------------------------------------------------- samples
 
-    def _draw(self, features: Tensor, logits: Tensor | None, drawn: Tensor | None) -> Tensor:
-        how = _HOW.get()
-        if how == "replay":
+    def _draw_samples(
+        self, features: Tensor, logits: Tensor | None, drawn: Tensor | None
+    ) -> Tensor:
+        source = _SAMPLE_SOURCE.get()
+        if source == "replay":
             assert drawn is not None
             return drawn
         batch, parts = features.shape[:-1], []
         if logits is not None:
-            chance = torch.sigmoid(logits.detach())
-            threshold = torch.full_like(chance, 0.5) if how == "mode" else torch.rand_like(chance)
-            parts.append((threshold < chance).to(features.dtype))
-        for width, draw in zip(self.columns[1:], (self._keep, self._noise)):
+            probability = torch.sigmoid(logits.detach())
+            threshold = (
+                torch.full_like(probability, 0.5)
+                if source == "mode"
+                else torch.rand_like(probability)
+            )
+            parts.append((threshold < probability).to(features.dtype))
+        for width, draw in zip(self.columns[1:], (self._draw_kept_links, self._draw_noise)):
             if width:
-                parts.append(draw(features.new_empty(*batch, width), how == "draw"))
+                parts.append(draw(features.new_empty(*batch, width), source == "draw"))
         return torch.cat(parts, -1)
 
-    def _keep(self, empty: Tensor, random: bool) -> Tensor:
+    def _draw_kept_links(self, empty: Tensor, random: bool) -> Tensor:
         if not random:
             return torch.ones_like(empty)
         return (torch.rand_like(empty) >= self.config.dropout).to(empty.dtype)
 
-    def _noise(self, empty: Tensor, random: bool) -> Tensor:
+    def _draw_noise(self, empty: Tensor, random: bool) -> Tensor:
         if not random:
             return torch.zeros_like(empty)
         if self.config.discrete == "dial":
             return self.config.noise * torch.randn_like(empty)
         return -torch.empty_like(empty).exponential_().log()
 
-    def _code(self, noise: Tensor | None):
+    def _make_discretizer(self, noise: Tensor | None):
         """Returns the function that discretizes messages; None for continuous ones."""
         if noise is None:
             return None
-        hard = _HOW.get() == "mode"
+        hard = _SAMPLE_SOURCE.get() == "mode"
         if self.config.discrete == "dial":
             return lambda message: bits(message, noise, hard)
         return lambda message: symbol(message, noise, self.config.temperature)
@@ -407,7 +413,7 @@ def symbol(message: Tensor, noise: Tensor, temperature: float) -> Tensor:
     return hard + (soft - soft.detach())
 
 
-def _round(width: int, config: CommunicationConfig, device: Device) -> Round | Chain:
+def _make_round(width: int, config: CommunicationConfig, device: Device) -> Round | Chain:
     if config.kind == "bicnet":
         return Chain(width, config.message_size, config.cell, device)
     if config.kind == "commnet":

@@ -256,7 +256,7 @@ def edges(position: Tensor, place: Tensor) -> Tensor:
     return torch.cat([apart, distance], -1)
 
 
-_CELLS: dict[str, type[GRU | LSTM]] = {"gru": GRU, "lstm": LSTM}
+_CHAIN_CELLS: dict[str, type[GRU | LSTM]] = {"gru": GRU, "lstm": LSTM}
 
 
 class Chain(nn.Module):
@@ -297,8 +297,8 @@ class Chain(nn.Module):
 
     def __init__(self, width: int, size: int, cell: str = "gru", device: Device = None) -> None:
         super().__init__()
-        self.forth = _CELLS[cell](width, size, device=device)
-        self.back = _CELLS[cell](width, size, device=device)
+        self.forth = _CHAIN_CELLS[cell](width, size, device=device)
+        self.back = _CHAIN_CELLS[cell](width, size, device=device)
         self.size = size
         self.state_size: int = self.forth.state_size
         self.message_size = 2 * self.state_size
@@ -319,12 +319,12 @@ class Chain(nn.Module):
         n, batch = len(sent), sent.shape[1:-1]
         if n == 1:
             return self.read(features, *features.new_zeros(2, *batch, 1, self.size))
-        out = self._both_ways(*(x.reshape(n, -1, x.shape[-1]) for x in (sent, acts)))
+        out = self._run_both_directions(*(x.reshape(n, -1, x.shape[-1]) for x in (sent, acts)))
         nothing = torch.zeros_like(out[:1, 0])
-        ways = torch.cat([nothing, out[:, 0]]), torch.cat([out[:, 1].flip(0), nothing])
-        return self.read(features, *(x.reshape(n, *batch, -1).movedim(0, -2) for x in ways))
+        outputs = torch.cat([nothing, out[:, 0]]), torch.cat([out[:, 1].flip(0), nothing])
+        return self.read(features, *(x.reshape(n, *batch, -1).movedim(0, -2) for x in outputs))
 
-    def _both_ways(self, sent: Tensor, acts: Tensor) -> Tensor:
+    def _run_both_directions(self, sent: Tensor, acts: Tensor) -> Tensor:
         """Returns the outputs of both directions; in each, the last agent has none.
 
         Args:

@@ -139,7 +139,7 @@ class Memory(nn.Module):
         """
 
 
-class _Gated(Memory):
+class _GatedMemory(Memory):
     """A memory with gates that read the state; its steps run in sequence, in one operation."""
 
     n_gates: int
@@ -176,9 +176,11 @@ class _Gated(Memory):
     ) -> tuple[Tensor, Tensor]:
         """Runs over the steps; the first H numbers of a state are the output."""
         x = x.to(state.dtype)
-        keep, acts = self._kept(init, x), None if mask is None else self._rows(mask)
-        rows = self.steps(self._rows(x), self._rows(state, 0), keep, acts, *self.weights(state))
-        states = self._unrows(rows, x)
+        keep, acts = self._keep_factor(init, x), None if mask is None else self._fold_agents(mask)
+        rows = self.steps(
+            self._fold_agents(x), self._fold_agents(state, 0), keep, acts, *self.weights(state)
+        )
+        states = self._unfold_agents(rows, x)
         return states[..., : self.size], states
 
     def weights(self, like: Tensor) -> list[Tensor]:
@@ -187,14 +189,14 @@ class _Gated(Memory):
         own = [x for m in maps for x in (m.of_agents(m.weight), m.of_agents(m.bias))]
         return [x.to(like) for x in own]
 
-    def _rows(self, x: Tensor, steps: int = 1) -> Tensor:
+    def _fold_agents(self, x: Tensor, steps: int = 1) -> Tensor:
         """Folds ``[T, *R, F]`` to ``[T, K, R, F]``; without steps, ``[*R, F]`` to ``[K, R, F]``."""
         if self.hh.shared:
             return x.flatten(steps, -2).unsqueeze(steps)
         rows = x.movedim(-2, steps)
         return rows.flatten(steps + 1, -2) if rows.ndim > steps + 2 else rows.unsqueeze(-2)
 
-    def _unrows(self, rows: Tensor, like: Tensor) -> Tensor:
+    def _unfold_agents(self, rows: Tensor, like: Tensor) -> Tensor:
         """Unfolds ``[T, K, R, F]`` to ``[T, *R, F]``."""
         batch = like.shape[1:-1]
         if self.hh.shared:
@@ -202,12 +204,12 @@ class _Gated(Memory):
         rows = rows.unflatten(2, batch[:-1]) if len(batch) > 1 else rows.squeeze(2)
         return rows.movedim(1, -2)
 
-    def _kept(self, init: Tensor | None, x: Tensor) -> Tensor:
+    def _keep_factor(self, init: Tensor | None, x: Tensor) -> Tensor:
         kept = x.new_ones(*x.shape[:-1], 1) if init is None else (~init).to(x.dtype)
-        return self._rows(kept)
+        return self._fold_agents(kept)
 
 
-class GRU(_Gated):
+class GRU(_GatedMemory):
     """Gated recurrent units; see :func:`~torchrl_marl.modules.memory.gru.gru`.
 
     Args:
@@ -231,7 +233,7 @@ class GRU(_Gated):
         return (gru_loop if len(x) == 1 else gru)(x, state, keep, acts, *weights)
 
 
-class LSTM(_Gated):
+class LSTM(_GatedMemory):
     """Long short-term memory; see :func:`~torchrl_marl.modules.memory.lstm.lstm`.
 
     Args:
@@ -258,7 +260,7 @@ class LSTM(_Gated):
         return (lstm_loop if len(x) == 1 else lstm)(gates, state, keep, acts, *weights[2:])
 
 
-class _Linear(Memory):
+class _LinearMemory(Memory):
     """A memory that is linear in its state, followed by a residual layer."""
 
     def __init__(
@@ -292,7 +294,7 @@ class _Linear(Memory):
         return self.skip(x) + F.silu(self.output(states)), states
 
 
-class MinGRU(_Linear):
+class MinGRU(_LinearMemory):
     r"""A GRU in which gate and candidate do not read the state, followed by a residual layer.
 
     .. math:: h' = (1 - z) h + z c, \quad z = \sigma(W_z x), \quad c = W_c x, \quad
@@ -322,7 +324,7 @@ class MinGRU(_Linear):
         return 1 - update, None, update * candidate
 
 
-class LRU(_Linear):
+class LRU(_LinearMemory):
     r"""Linear recurrent units: complex states that rotate and decay, and a residual layer.
 
     .. math:: h' = \lambda h + \sqrt{1 - |\lambda|^2} \, W x, \quad
@@ -480,16 +482,16 @@ def remember(
     mask = None if mask is None else mask.unsqueeze(-1)
     if not recurrent_mode():
         mask = None if mask is None else mask.unsqueeze(0)
-        output, states = _over_steps(memory, x.unsqueeze(0), state, init.unsqueeze(0), mask)
+        output, states = _run_over_steps(memory, x.unsqueeze(0), state, init.unsqueeze(0), mask)
         return output.squeeze(0), states.squeeze(0)
     mask = None if mask is None else mask.movedim(-3, 0)
     # A stored state may have the graph of the rollout; gradients do not go beyond the sequence.
     state, init = state[..., 0, :, :].detach(), init.movedim(-3, 0)
-    output, states = _over_steps(memory, x.movedim(-3, 0), state, init, mask)
+    output, states = _run_over_steps(memory, x.movedim(-3, 0), state, init, mask)
     return output.movedim(0, -3), states.movedim(0, -3)
 
 
-def _over_steps(
+def _run_over_steps(
     memory: Memory, x: Tensor, state: Tensor, init: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Runs a memory over ``[T, *B, N, F]``."""

@@ -27,7 +27,7 @@ __all__ = ["gru", "gru_loop"]
 aten = torch.ops.aten
 
 # Steps that are prepared at once: few enough for a CPU's cache.
-_CHUNK = 8
+_STEPS_PER_CHUNK = 8
 
 
 def gru(
@@ -156,8 +156,8 @@ def _forward(
     weight_both, weight_new = weight_hh.split([2 * size, size], 1)
     bias_new, idle = bias_new.unsqueeze(1), None if acts is None else ~acts
     for t in range(n_steps):
-        if t % _CHUNK == 0:
-            chunk = slice(t, t + _CHUNK)
+        if t % _STEPS_PER_CHUNK == 0:
+            chunk = slice(t, t + _STEPS_PER_CHUNK)
             add_product(bias_ih, x[chunk], weight_ih, out=gates[chunk])
         h = torch.mul(state, keep[t], out=before[t])
         both, candidate = gates[t].split([2 * size, size], -1)
@@ -194,10 +194,12 @@ def _backward(
     of_x, of_state = x.new_empty(x.shape if needs_x else 0), torch.zeros_like(gradient[0])
     of_ih, of_hh = (x.new_zeros(x.shape) for x in (weight_ih, weight_hh))
     of_bias, of_bias_new = (x.new_zeros(len(of_hh), n * size) for n in (3, 1))
-    for first in reversed(range(0, n_steps, _CHUNK)):
-        chunk = slice(first, first + _CHUNK)
-        factors = _factors(before[chunk], gates[chunk], new[chunk])
-        of_gates, of_new = _steps_back(gradient[chunk], of_state, keep[chunk], factors, weight_hh)
+    for first in reversed(range(0, n_steps, _STEPS_PER_CHUNK)):
+        chunk = slice(first, first + _STEPS_PER_CHUNK)
+        factors = _gates_and_derivatives(before[chunk], gates[chunk], new[chunk])
+        of_gates, of_new = _backward_over_chunk(
+            gradient[chunk], of_state, keep[chunk], factors, weight_hh
+        )
         add_gradient(of_ih, of_gates, x[chunk])
         add_gradient(of_hh[:, : 2 * size], of_gates[..., : 2 * size], before[chunk])
         add_gradient(of_hh[:, 2 * size :], of_new, before[chunk])
@@ -209,7 +211,7 @@ def _backward(
     return [of_x, of_state, of_ih, of_bias, of_hh, of_bias_hh]
 
 
-def _steps_back(
+def _backward_over_chunk(
     gradient: Tensor, of_state: Tensor, keep: Tensor, factors: list[Tensor], weight: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Returns gradients of the gates and the candidates' recurrent parts; updates the state's."""
@@ -231,7 +233,7 @@ def _steps_back(
     return of_gates, of_new
 
 
-def _factors(before: Tensor, gates: Tensor, new: Tensor) -> list[Tensor]:
+def _gates_and_derivatives(before: Tensor, gates: Tensor, new: Tensor) -> list[Tensor]:
     """Returns r, z, and derivatives: of n by r, and of the state by z and n, before activation."""
     reset, update, candidate = gates.chunk(3, -1)
     by_reset = aten.sigmoid_backward(new, reset)

@@ -25,7 +25,7 @@ STATES = ("hidden", "critic_hidden", "target_hidden")
 
 def has_cells(network: nn.Module) -> bool:
     """Returns whether a network has a recurrent cell."""
-    return bool(_memories(network))
+    return bool(_find_memories(network))
 
 
 def over_time(network: nn.Module) -> contextlib.AbstractContextManager:
@@ -61,10 +61,10 @@ def state_size(network: nn.Module) -> int:
         >>> state_size(nn.Linear(2, 2))
         0
     """
-    return sum(memory.state_size for memory in _memories(network))
+    return sum(memory.state_size for memory in _find_memories(network))
 
 
-def _memories(network: nn.Module) -> list[Memory]:
+def _find_memories(network: nn.Module) -> list[Memory]:
     """Returns the memories of the first submodule that has any."""
     found: Iterator[list[Memory]] = (getattr(one, "memories", []) for one in network.modules())
     return next((memories for memories in found if memories), [])

@@ -182,8 +182,8 @@ class NetworkBuilder:
         self, steps: Sequence[nn.Module], widths_in: Sequence[int], widths_out: Sequence[int]
     ) -> nn.Sequential:
         """Adds masks before and after layers, for agents narrower than their network."""
-        before = self._own(self.widths, widths_in)
-        after = self._own(self.out_features, widths_out)
+        before = self._masks_of_narrow_agents(self.widths, widths_in)
+        after = self._masks_of_narrow_agents(self.out_features, widths_out)
         return nn.Sequential(*before, *steps, *after)
 
     def for_all(self, steps: Sequence[nn.Module]) -> nn.Sequential:
@@ -191,7 +191,9 @@ class NetworkBuilder:
         n = self.n_agents
         return self.bounded(steps, [max(self.widths)] * n, [max(self.out_features)] * n)
 
-    def _own(self, own: Sequence[int], widths: Sequence[int]) -> Iterator[AgentMask]:
+    def _masks_of_narrow_agents(
+        self, own: Sequence[int], widths: Sequence[int]
+    ) -> Iterator[AgentMask]:
         if list(own) != list(widths):
             feature = torch.arange(max(widths), device=self.device)
             yield AgentMask(feature < torch.tensor(own, device=self.device).unsqueeze(-1))

@@ -36,8 +36,8 @@ def index(builder: NetworkBuilder) -> nn.Sequential:
     sharing, index = builder.config.sharing, builder.config.sharing_index
     n_agents = builder.n_agents
     if index is None:
-        how = "find it first by cluster_agents" if sharing == "clusters" else "set it"
-        raise ConfigError(f"sharing is {sharing!r}, but sharing_index is not set; {how}.")
+        advice = "find it first by cluster_agents" if sharing == "clusters" else "set it"
+        raise ConfigError(f"sharing is {sharing!r}, but sharing_index is not set; {advice}.")
     if len(index) != n_agents:
         raise ConfigError(
             f"sharing_index has {len(index)} entries, expected {n_agents}, one for each agent."
@@ -51,7 +51,7 @@ def index(builder: NetworkBuilder) -> nn.Sequential:
 
 def trunk(builder: NetworkBuilder) -> nn.Sequential:
     """Builds shared hidden layers and a last layer for each agent."""
-    *cells, last = _hidden(builder)
+    *cells, last = _hidden_widths(builder)
     shared = builder.network(
         out_features=last, num_cells=cells, gain=HIDDEN_GAIN, activate_last_layer=True
     )
@@ -81,8 +81,8 @@ def agent_id(builder: NetworkBuilder) -> nn.Sequential:
 
 def masks(builder: NetworkBuilder) -> nn.Sequential:
     """Builds one network for all agents, with a mask of hidden units for each agent."""
-    widths = _hidden(builder)
-    *hidden, last = _layers_of(builder.network())
+    widths = _hidden_widths(builder)
+    *hidden, last = _split_into_layers(builder.network())
     generator = torch.Generator().manual_seed(builder.config.mask_seed)
     steps: list[nn.Module] = []
     for layer, width in zip(hidden, widths):
@@ -94,7 +94,7 @@ def masks(builder: NetworkBuilder) -> nn.Sequential:
     return builder.for_all([*steps, builder.same(last)])
 
 
-def _hidden(builder: NetworkBuilder) -> list[int]:
+def _hidden_widths(builder: NetworkBuilder) -> list[int]:
     if not builder.config.num_cells:
         raise ConfigError(
             f"sharing is {builder.config.sharing!r}, which needs hidden layers; set num_cells."
@@ -102,7 +102,7 @@ def _hidden(builder: NetworkBuilder) -> list[int]:
     return list(builder.config.num_cells)
 
 
-def _layers_of(network: nn.Module) -> list[nn.Sequential]:
+def _split_into_layers(network: nn.Module) -> list[nn.Sequential]:
     """Returns each linear layer with the activation after it."""
     steps = [*network] if isinstance(network, nn.Sequential) else [network]
     if not all(isinstance(step, nn.Linear) or not [*step.parameters()] for step in steps):

@@ -34,7 +34,7 @@ def run(bucket: Bucket, members: Sequence[int], copies: int, dim: int, inputs: A
     every = len(members) == bucket.n_members
     values = bucket.read(None if every else members)
     pads = bucket.pads(_device_of(inputs), members) if bucket.padded else None
-    return _execute(bucket, values, (len(members), copies), dim, inputs, pads)
+    return _run_executor(bucket, values, (len(members), copies), dim, inputs, pads)
 
 
 def run_chosen(bucket: Bucket, chosen: Tensor, dim: int, inputs: Any) -> Any:
@@ -62,7 +62,7 @@ def run_chosen(bucket: Bucket, chosen: Tensor, dim: int, inputs: Any) -> Any:
         every = bucket.pads(_device_of(inputs), range(bucket.n_members))
         pads = tuple(None if own is None else own.index_select(0, chosen) for own in every)
     inputs = pytree.tree_map(pick, inputs)
-    output = _execute(bucket, values, (len(chosen), 1), dim, inputs, pads)
+    output = _run_executor(bucket, values, (len(chosen), 1), dim, inputs, pads)
     return pytree.tree_map(place, output)
 
 
@@ -70,7 +70,7 @@ def _device_of(inputs: Any) -> torch.device:
     return next(x.device for x in pytree.tree_leaves(inputs) if isinstance(x, Tensor))
 
 
-def _execute(
+def _run_executor(
     bucket: Bucket,
     values: dict[str, Tensor],
     shape: tuple[int, int],
@@ -125,7 +125,10 @@ def run_loop(
     leaves, structure = pytree.tree_flatten(tuple(inputs))
     n = members * copies
     agents = [leaf.unbind(dim) if isinstance(leaf, Tensor) else (leaf,) * n for leaf in leaves]
-    rows = {name: _rows(value, bucket.stacked[name], members) for name, value in values.items()}
+    rows = {
+        name: _rows_of_members(value, bucket.stacked[name], members)
+        for name, value in values.items()
+    }
     outputs = []
     for agent in range(n):
         own = pytree.tree_unflatten([leaf[agent] for leaf in agents], structure)
@@ -137,7 +140,7 @@ def run_loop(
     return pytree.tree_unflatten(stacked, outputs[0][1])
 
 
-def _rows(value: Tensor, stacked: bool, members: int) -> Sequence[Tensor]:
+def _rows_of_members(value: Tensor, stacked: bool, members: int) -> Sequence[Tensor]:
     if not stacked:
         return (value,) * members
     if value.requires_grad:
@@ -163,11 +166,11 @@ def choose_executor(bucket: Bucket, copies: int, event_dims: int) -> str:
         return "loop"
     if copies > 1 and any(issubclass(k, nn.modules.batchnorm._NormBase) for k in kinds):
         return "loop"
-    return "vmap" if _vmap_can(bucket, copies, event_dims) else "loop"
+    return "vmap" if _vmap_works(bucket, copies, event_dims) else "loop"
 
 
 @torch.no_grad()
-def _vmap_can(bucket: Bucket, copies: int, event_dims: int) -> bool:
+def _vmap_works(bucket: Bucket, copies: int, event_dims: int) -> bool:
     """Returns whether vmap works: tried if the input's width is known, otherwise assumed."""
     widths = (input_width(module) for module in bucket.template.modules())
     width = next((width for width in widths if width is not None), None)
@@ -256,13 +259,13 @@ class Batching:
         self.uneven = stored != self.outputs
         known = {width for width in self.widths if width is not None}
         self.expected = max(known) if known and (pad or len(known) == 1) else None
-        self._indices_on: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        self._indices_by_device: dict[torch.device, tuple[Tensor, Tensor]] = {}
         [first, *others] = self.routes
         members = tuple(range(buckets[first.bucket].n_members))
         # Statistics that a forward writes stay in one place.
         plain = next(buckets[first.bucket].buffers(), None) is None
         separate = plain and not others and first.copies == 1 and first.members == members
-        self._can_choose = separate and self.order is None
+        self._supports_chosen = separate and self.order is None
 
     def __call__(self, buckets: Sequence[Bucket], inputs: tuple[Any, ...]) -> Any:
         """Runs all agents."""
@@ -271,21 +274,21 @@ class Batching:
         else:
             leaves, structure = pytree.tree_flatten(inputs, is_leaf=lambda x: isinstance(x, list))
         ragged = any(isinstance(leaf, list) for leaf in leaves)
-        batch = self._check(leaves, len(inputs))
+        batch = self._check_inputs(leaves, len(inputs))
         dim = 0 if ragged else batch
-        pieces = [self._take(leaf, dim) for leaf in leaves]
+        pieces = [self._split_leaf(leaf, dim) for leaf in leaves]
         outputs = []
         for i, route in enumerate(self.routes):
             own = [piece[i] for piece in pieces]
             args = own if structure is None else pytree.tree_unflatten(own, structure)
             bucket = buckets[route.bucket]
-            if self.chosen is not None and self._can_choose:
+            if self.chosen is not None and self._supports_chosen:
                 outputs.append(run_chosen(bucket, self.chosen, dim, args))
             else:
                 outputs.append(run(bucket, route.members, route.copies, dim, args))
-        return self._merge(outputs, dim, batch, ragged)
+        return self._merge_outputs(outputs, dim, batch, ragged)
 
-    def _check(self, leaves: Sequence[Any], n_inputs: int) -> int:
+    def _check_inputs(self, leaves: Sequence[Any], n_inputs: int) -> int:
         """Checks the number of agents and their widths; returns the number of batch dims."""
         first = next((x for x in leaves if x is not None), None)
         if first is None:
@@ -321,39 +324,39 @@ class Batching:
                 )
 
     def _indices(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        if device not in self._indices_on:
-            self._indices_on[device] = (
+        if device not in self._indices_by_device:
+            self._indices_by_device[device] = (
                 torch.tensor(self.order, device=device),
                 torch.tensor(self.inverse, device=device),
             )
-        return self._indices_on[device]
+        return self._indices_by_device[device]
 
-    def _take(self, leaf: Any, dim: int) -> Sequence[Any]:
+    def _split_leaf(self, leaf: Any, dim: int) -> Sequence[Any]:
         """Returns, for each call, the part of a leaf that it reads."""
         if leaf is None:
             return [None] * len(self.routes)
         if isinstance(leaf, list):
             return [
-                self._stacked([leaf[agent] for agent in route.agents], width)
+                self._stack_agents([leaf[agent] for agent in route.agents], width)
                 for route, width in zip(self.routes, self.stored)
             ]
         if self.order is not None:
             leaf = leaf.index_select(dim, self._indices(leaf.device)[0])
         parts = [leaf] if len(self.sizes) == 1 else leaf.split(self.sizes, dim)
-        return [self._narrow(part, width) for part, width in zip(parts, self.stored)]
+        return [self._cut_padding(part, width) for part, width in zip(parts, self.stored)]
 
-    def _stacked(self, tensors: list[Tensor], width: int | None) -> Tensor:
+    def _stack_agents(self, tensors: list[Tensor], width: int | None) -> Tensor:
         if self.pad and width is not None:
-            tensors = [_widen(x, width) for x in tensors]
+            tensors = [_pad_features(x, width) for x in tensors]
         return torch.stack(tensors) if len(tensors) > 1 else tensors[0].unsqueeze(0)
 
-    def _narrow(self, part: Tensor, width: int | None) -> Tensor:
+    def _cut_padding(self, part: Tensor, width: int | None) -> Tensor:
         """Cuts the padding that only wider structures need."""
         if not self.pad or width is None or part.shape[-1] <= width:
             return part
         return part.narrow(-1, 0, width)
 
-    def _merge(self, outputs: list[Any], dim: int, batch: int, ragged: bool) -> Any:
+    def _merge_outputs(self, outputs: list[Any], dim: int, batch: int, ragged: bool) -> Any:
         """Returns all agents' outputs in order, as lists if they differ in shape."""
         if len(outputs) == 1 and self.order is None and not ragged:
             return outputs[0]
@@ -369,7 +372,7 @@ class Batching:
     def _merge_leaf(self, leaves: list[Tensor], dim: int, batch: int, ragged: bool) -> Any:
         if self.pad and not ragged and leaves[0].ndim > dim + 1:
             width = max(leaf.shape[-1] for leaf in leaves)
-            leaves = [_widen(leaf, width) for leaf in leaves]
+            leaves = [_pad_features(leaf, width) for leaf in leaves]
         shapes = {leaf.shape[:dim] + leaf.shape[dim + 1 :] for leaf in leaves}
         if len(shapes) > 1 or (ragged and self.uneven):
             return self._merge_rows(leaves, dim)
@@ -390,5 +393,5 @@ class Batching:
         ]
 
 
-def _widen(x: Tensor, width: int) -> Tensor:
+def _pad_features(x: Tensor, width: int) -> Tensor:
     return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))

@@ -25,7 +25,7 @@ Pads = tuple[Tensor | None, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Gradient:
+class _ActivationGradient:
     """Hand-written gradient of an activation.
 
     Args:
@@ -39,34 +39,36 @@ class _Gradient:
     of_output: bool = True
 
 
-_GRADIENTS: dict[type, _Gradient] = {
-    nn.Tanh: _Gradient(lambda m, z: z.tanh_(), lambda m, g, y: aten.tanh_backward.default(g, y)),
-    nn.ReLU: _Gradient(
+_GRADIENTS: dict[type, _ActivationGradient] = {
+    nn.Tanh: _ActivationGradient(
+        lambda m, z: z.tanh_(), lambda m, g, y: aten.tanh_backward.default(g, y)
+    ),
+    nn.ReLU: _ActivationGradient(
         lambda m, z: z.relu_(), lambda m, g, y: aten.threshold_backward.default(g, y, 0)
     ),
-    nn.Sigmoid: _Gradient(
+    nn.Sigmoid: _ActivationGradient(
         lambda m, z: z.sigmoid_(), lambda m, g, y: aten.sigmoid_backward.default(g, y)
     ),
-    nn.ELU: _Gradient(
+    nn.ELU: _ActivationGradient(
         lambda m, z: F.elu_(z, m.alpha),
         lambda m, g, y: aten.elu_backward.default(g, m.alpha, 1, 1, True, y),
     ),
-    nn.LeakyReLU: _Gradient(
+    nn.LeakyReLU: _ActivationGradient(
         lambda m, z: F.leaky_relu_(z, m.negative_slope),
         lambda m, g, y: aten.leaky_relu_backward.default(g, y, m.negative_slope, True),
     ),
-    nn.SiLU: _Gradient(
+    nn.SiLU: _ActivationGradient(
         lambda m, z: F.silu(z), lambda m, g, z: aten.silu_backward.default(g, z), False
     ),
-    nn.Mish: _Gradient(
+    nn.Mish: _ActivationGradient(
         lambda m, z: F.mish(z), lambda m, g, z: aten.mish_backward.default(g, z), False
     ),
-    nn.GELU: _Gradient(
+    nn.GELU: _ActivationGradient(
         lambda m, z: F.gelu(z, approximate=m.approximate),
         lambda m, g, z: aten.gelu_backward.default(g, z, approximate=m.approximate),
         False,
     ),
-    nn.Softplus: _Gradient(
+    nn.Softplus: _ActivationGradient(
         lambda m, z: F.softplus(z, m.beta, m.threshold),
         lambda m, g, z: aten.softplus_backward.default(g, z, m.beta, m.threshold),
         False,
@@ -88,7 +90,7 @@ class Layer:
     bias: str | None
     activations: tuple[nn.Module, ...] = ()
 
-    def gradient(self) -> _Gradient | None:
+    def gradient(self) -> _ActivationGradient | None:
         """Returns the activation's hand-written gradient."""
         return _GRADIENTS[type(self.activations[0])] if self.activations else None
 
@@ -114,20 +116,20 @@ def run_layers(
         x (Tensor): the input.
         tensors (sequence of Tensor or None): weight ``[K, O, I]``, bias ``[K, O]``, weight, ...
     """
-    if _wants_plain(x) or not all(layer.has_gradient() for layer in layers):
-        return _plain(layers, pads, x, tensors)
-    at_once = _members_in_cache(x, tensors)
+    if _needs_plain_operations(x) or not all(layer.has_gradient() for layer in layers):
+        return _run_plain(layers, pads, x, tensors)
+    at_once = _members_at_once(x, tensors)
     if at_once >= x.shape[0]:
-        return _Layers.apply(layers, pads, x, *tensors)
+        return _StackedLayers.apply(layers, pads, x, *tensors)
     split = [(None,) * x.shape[0] if t is None else t.split(at_once) for t in (*pads, *tensors)]
     parts = [
-        _Layers.apply(layers, own[: len(pads)], rows, *own[len(pads) :])
+        _StackedLayers.apply(layers, own[: len(pads)], rows, *own[len(pads) :])
         for rows, own in zip(x.split(at_once), zip(*split))
     ]
     return torch.cat(parts)
 
 
-def _members_in_cache(x: Tensor, tensors: Sequence[Tensor | None]) -> int:
+def _members_at_once(x: Tensor, tensors: Sequence[Tensor | None]) -> int:
     """Returns the number of members to run at once, so that a layer's output fits the cache."""
     if x.device.type != "cpu":
         return x.shape[0]
@@ -136,7 +138,7 @@ def _members_in_cache(x: Tensor, tensors: Sequence[Tensor | None]) -> int:
     return each * torch.get_num_threads()
 
 
-def _wants_plain(x: Tensor) -> bool:
+def _needs_plain_operations(x: Tensor) -> bool:
     """Returns whether a compiler, function transform or autocast needs plain operations."""
     return (
         torch.compiler.is_compiling()
@@ -153,7 +155,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
 
 
-def _plain(
+def _run_plain(
     layers: Sequence[Layer], pads: Pads, x: Tensor, tensors: Sequence[Tensor | None]
 ) -> Tensor:
     x = x if pads[0] is None else x.masked_fill(pads[0], 0.0)
@@ -166,7 +168,7 @@ def _plain(
     return x
 
 
-class _Layers(torch.autograd.Function):
+class _StackedLayers(torch.autograd.Function):
     """Stacked layers with a gradient written by hand.
 
     Autograd's gradient of the weights is transposed and copied, and takes more operations. At 16
@@ -194,7 +196,7 @@ class _Layers(torch.autograd.Function):
         tensors, kept = saved[: 2 * n], saved[2 * n :]
         needs = ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():  # for a gradient of the gradient
-            return None, None, *_differentiable(ctx, needs, x, tensors, g)
+            return None, None, *_differentiable_gradients(ctx, needs, x, tensors, g)
         gradients: list[Tensor | None] = []
         for i in reversed(range(n)):
             layer, pad, gradient = ctx.layers[i], ctx.pads[i + 1], ctx.layers[i].gradient()
@@ -213,10 +215,10 @@ class _Layers(torch.autograd.Function):
         return None, None, None, *reversed(gradients)
 
 
-def _differentiable(ctx, needs, x, tensors, g):  # type: ignore[no-untyped-def]
+def _differentiable_gradients(ctx, needs, x, tensors, g):  # type: ignore[no-untyped-def]
     """Returns the gradient by autograd, which can be differentiated further."""
     wanted = [t for t, need in zip((x, *tensors), needs) if need]
-    y = _plain(ctx.layers, ctx.pads, x, tensors)
+    y = _run_plain(ctx.layers, ctx.pads, x, tensors)
     found = iter(torch.autograd.grad(y, wanted, g, create_graph=True))
     return [next(found) if need else None for need in needs]
 
@@ -287,7 +289,7 @@ class Perceptron:
     @staticmethod
     def plan(module: nn.Module) -> Perceptron | None:
         """Returns a module's linear maps and activations; None if it is not a perceptron."""
-        steps = _steps(module, "")
+        steps = _flatten_steps(module, "")
         if steps is None:
             return None
         leading: list[nn.Module] = []
@@ -321,7 +323,7 @@ class Perceptron:
         """Returns ``[K, 1, F]``, True at padding, before each layer and at the end; or None."""
         widths = [[s[layer.weight][1] for s in shapes] for layer in self.layers]
         widths.append([s[self.layers[-1].weight][0] for s in shapes])
-        return tuple(_pad(w, device) for w in widths)
+        return tuple(_padding_mask(w, device) for w in widths)
 
     def run(self, call: Call, inputs: Sequence[Any], pads: Pads | None = None) -> Tensor:
         """Runs all members.
@@ -342,16 +344,16 @@ class Perceptron:
             if not call.has_one((layer.weight, layer.bias)):
                 break
             weight = cast(Tensor, call.one(layer.weight))
-            x = F.linear(_blank(x, pads[first]), weight, call.one(layer.bias))
+            x = F.linear(_zero_padding(x, pads[first]), weight, call.one(layer.bias))
             for activation in layer.activations:
                 x = activation(x)
             first += 1
         if first == len(self.layers):
-            return _blank(x, pads[first])
+            return _zero_padding(x, pads[first])
         layers = self.layers[first:]
         tensors = [call.every(name) for layer in layers for name in (layer.weight, layer.bias)]
-        y = run_layers(layers, pads[first:], _fold(x, call.shape, call.dim), tensors)
-        return _unfold(y, x, call.dim)
+        y = run_layers(layers, pads[first:], _fold_agents(x, call.shape, call.dim), tensors)
+        return _unfold_agents(y, x, call.dim)
 
 
 class GatedCell:
@@ -373,7 +375,7 @@ class GatedCell:
         return new + update * (hidden - new)
 
 
-def _steps(module: nn.Module, name: str) -> list[tuple[str, nn.Module]] | None:
+def _flatten_steps(module: nn.Module, name: str) -> list[tuple[str, nn.Module]] | None:
     """Returns linear maps and activations in order; None if there are other modules."""
     if type(module) is nn.Identity:
         return []
@@ -387,7 +389,7 @@ def _steps(module: nn.Module, name: str) -> list[tuple[str, nn.Module]] | None:
     # Not named_children, which leaves out a module that occurs twice.
     for child, part in module._modules.items():
         assert part is not None
-        inner = _steps(part, f"{name}.{child}" if name else child)
+        inner = _flatten_steps(part, f"{name}.{child}" if name else child)
         if inner is None:
             return None
         steps += inner
@@ -399,24 +401,24 @@ def _is_plain_norm(module: nn.Module) -> bool:
     return type(module) is nn.LayerNorm and not module.elementwise_affine
 
 
-def _pad(widths: Sequence[int], device: torch.device) -> Tensor | None:
+def _padding_mask(widths: Sequence[int], device: torch.device) -> Tensor | None:
     if min(widths) == max(widths):
         return None
     own = torch.tensor(widths, device=device)[:, None, None]
     return torch.arange(max(widths), device=device) >= own
 
 
-def _blank(x: Tensor, pad: Tensor | None) -> Tensor:
+def _zero_padding(x: Tensor, pad: Tensor | None) -> Tensor:
     return x if pad is None else x.masked_fill(pad[0, 0], 0.0)
 
 
-def _fold(x: Tensor, shape: tuple[int, int], dim: int) -> Tensor:
+def _fold_agents(x: Tensor, shape: tuple[int, int], dim: int) -> Tensor:
     """Folds ``[*, K * n, *, I]`` to ``[K, M, I]``."""
     x = x.movedim(dim, 0) if dim else x
     return x if x.ndim == 3 and shape[1] == 1 else x.reshape(shape[0], -1, x.shape[-1])
 
 
-def _unfold(y: Tensor, x: Tensor, dim: int) -> Tensor:
+def _unfold_agents(y: Tensor, x: Tensor, dim: int) -> Tensor:
     """Unfolds ``[K, M, O]`` to the layout of the input."""
     lead = [x.shape[dim], *x.shape[:dim], *x.shape[dim + 1 : -1]]
     if len(lead) != 2 or y.shape[0] != lead[0]:

@@ -105,7 +105,7 @@ class Members:
         self.modules: list[nn.Module] = []
         self.origins: list[nn.Module | None] = []
         self.index: list[int] = []
-        self._known: dict[Any, int] = {}
+        self._number_of_key: dict[Any, int] = {}
         self._copies: dict[int, list[nn.Module]] = {}
         self._keys: dict[Any, None] = {}
 
@@ -151,19 +151,19 @@ class Members:
         self._add_module(key, self._copies[id(part)][member], origin)
 
     def _add_module(self, key: Any, module: nn.Module, origin: nn.Module | None) -> None:
-        if key not in self._known:
-            self._known[key] = len(self.modules)
+        if key not in self._number_of_key:
+            self._number_of_key[key] = len(self.modules)
             self.modules.append(module)
             self.origins.append(origin)
-        elif not _same_numbers(self.modules[self._known[key]], module):
+        elif not _have_equal_tensors(self.modules[self._number_of_key[key]], module):
             raise ValueError(
                 f"copies of one {type(module).__name__} have been trained apart since they were "
                 "stacked, so they are no longer one member; copy.deepcopy one of the parts."
             )
-        self.index.append(self._known[key])
+        self.index.append(self._number_of_key[key])
 
 
-def _same_numbers(a: nn.Module, b: nn.Module) -> bool:
+def _have_equal_tensors(a: nn.Module, b: nn.Module) -> bool:
     if a is b:
         return True
     pairs = zip(named_tensors(a), named_tensors(b))
@@ -216,7 +216,7 @@ class StackModule(TensorDictModuleBase):
         self, tensordict: TensorDictBase, tensordict_out: TensorDictBase | None = None
     ) -> TensorDictBase:
         """Runs all agents."""
-        inputs = [self._read(tensordict, _path(key)) for key in self.in_keys]
+        inputs = [self._read(tensordict, _as_path(key)) for key in self.in_keys]
         output = self.module(*inputs)
         outputs = pytree.tree_leaves(output, is_leaf=lambda x: isinstance(x, list))
         if len(outputs) != len(self.out_keys):
@@ -227,7 +227,7 @@ class StackModule(TensorDictModuleBase):
         target = tensordict if tensordict_out is None else tensordict_out
         for key, value in zip(self.out_keys, outputs):
             if isinstance(value, list):
-                _write_each(target, _path(key), value)
+                _write_to_agents(target, _as_path(key), value)
             else:
                 target.set(key, value)
         return target
@@ -259,11 +259,11 @@ class StackModule(TensorDictModuleBase):
         return torch.stack(parts, dim)  # type: ignore[arg-type]
 
 
-def _path(key: Any) -> tuple[str, ...]:
+def _as_path(key: Any) -> tuple[str, ...]:
     return (key,) if isinstance(key, str) else key
 
 
-def _write_each(tensordict: TensorDictBase, path: tuple[str, ...], rows: list[Tensor]) -> None:
+def _write_to_agents(tensordict: TensorDictBase, path: tuple[str, ...], rows: list[Tensor]) -> None:
     """Writes each agent's leaf into its own TensorDict."""
     *names, leaf = path
     group = tensordict.get(tuple(names), None) if names else tensordict
@@ -277,7 +277,7 @@ def _write_each(tensordict: TensorDictBase, path: tuple[str, ...], rows: list[Te
             part.set(leaf, row)
         return
     for i, part in enumerate(group.tensordicts):
-        _write_each(part, (leaf,), [row.select(group.stack_dim, i) for row in rows])
+        _write_to_agents(part, (leaf,), [row.select(group.stack_dim, i) for row in rows])
 
 
 class Window(StackPart):

@@ -122,9 +122,9 @@ class ModuleStack(MultiAgentPart):
     def route(self, agents: Sequence[int]) -> Batching:
         """Returns the given agents' batching: members with the same structure run in one call."""
         places = [self.places[agent] for agent in agents]
-        return Batching(places, self._structures(), self.event_dims, self.pad)
+        return Batching(places, self._typed_buckets(), self.event_dims, self.pad)
 
-    def _structures(self) -> list[Bucket]:
+    def _typed_buckets(self) -> list[Bucket]:
         return [bucket for bucket in self.buckets if isinstance(bucket, Bucket)]
 
     @classmethod
@@ -163,12 +163,12 @@ class ModuleStack(MultiAgentPart):
 
     def __getitem__(self, agents: int | slice | Sequence[int]) -> StackMember | StackSelection:
         if isinstance(agents, int):
-            return StackMember(self, self._agent(agents))
+            return StackMember(self, self._check_agent(agents))
         if isinstance(agents, slice):
             return StackSelection(self, range(len(self))[agents])
-        return StackSelection(self, [self._agent(agent) for agent in agents])
+        return StackSelection(self, [self._check_agent(agent) for agent in agents])
 
-    def _agent(self, agent: int) -> int:
+    def _check_agent(self, agent: int) -> int:
         is_bool = isinstance(agent, bool) or "bool" in str(getattr(agent, "dtype", ""))
         if is_bool or not hasattr(agent, "__index__"):
             raise TypeError(
@@ -192,7 +192,7 @@ class ModuleStack(MultiAgentPart):
         Raises:
             ValueError: names or shapes that differ from the member's.
         """
-        bucket, k = self.bucket(self._agent(agent))
+        bucket, k = self.bucket(self._check_agent(agent))
         bucket.load(k, module)
 
     def copies(self) -> list[nn.Module]:
@@ -210,13 +210,13 @@ class ModuleStack(MultiAgentPart):
         copies, members = self.copies(), [self.index[agent] for agent in agents]
         distinct = list(dict.fromkeys(members))
         index = [distinct.index(member) for member in members]
-        return self._of_these([copies[member] for member in distinct], index)
+        return self._restack([copies[member] for member in distinct], index)
 
     def unshare(self) -> ModuleStack:
         """Returns a stack with separate parameters for every agent; the outputs do not change."""
-        return self._of_these([self.copy_of(agent) for agent in self.agents], self.agents)
+        return self._restack([self.copy_of(agent) for agent in self.agents], self.agents)
 
-    def _of_these(self, modules: Sequence[nn.Module], index: Sequence[int]) -> ModuleStack:
+    def _restack(self, modules: Sequence[nn.Module], index: Sequence[int]) -> ModuleStack:
         """Returns a stack of other modules with the same settings."""
         return ModuleStack(
             modules,
@@ -248,8 +248,8 @@ class ModuleStack(MultiAgentPart):
         return {**vars(self), "_origins": [None] * len(self._origins)}
 
     def extra_repr(self) -> str:
-        how = ", ".join(f"{one.n_members} by {one.executor}" for one in self._structures())
-        return f"{len(self)} agents, {len(set(self.index))} members: {how}"
+        executors = ", ".join(f"{one.n_members} by {one.executor}" for one in self._typed_buckets())
+        return f"{len(self)} agents, {len(set(self.index))} members: {executors}"
 
 
 def stack(

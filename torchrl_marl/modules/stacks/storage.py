@@ -18,9 +18,11 @@ from torchrl_marl.modules.stacks.matmul import GatedCell, Pads, Perceptron
 
 __all__ = ["Bucket", "shared_parameters", "signature"]
 
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-_HOOKS = tuple(sorted(name for name in _OF_EVERY_MODULE if name.endswith("_hooks")))
-_DERIVED = frozenset({"_flat_weights", "_flat_weight_refs", "_flat_weights_names", "_all_weights"})
+_ATTRIBUTES_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_HOOKS = tuple(sorted(name for name in _ATTRIBUTES_OF_EVERY_MODULE if name.endswith("_hooks")))
+_RNN_CACHES = frozenset(
+    {"_flat_weights", "_flat_weight_refs", "_flat_weights_names", "_all_weights"}
+)
 
 Slot = tuple[nn.Module, str]
 
@@ -77,15 +79,19 @@ def signature(module: nn.Module, shared: frozenset[int], pad: bool = False) -> H
         kinds = tuple((n, p.dtype, p.requires_grad) for n, p in named_tensors(module))
         return ("any width", plan.signature(), kinds)
     tensors = tuple((n, p.shape, p.dtype, p.requires_grad) for n, p in named_tensors(module))
-    code = tuple((name, _settings(m)) for name, m in module.named_modules(remove_duplicate=False))
+    code = tuple(
+        (name, _module_settings(m)) for name, m in module.named_modules(remove_duplicate=False)
+    )
     return (code, tensors, tuple(ties), common)
 
 
-def _settings(module: nn.Module) -> tuple[Any, ...]:
+def _module_settings(module: nn.Module) -> tuple[Any, ...]:
     found: list[Any] = [type(module), module.training]
     known = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
     for name, value in vars(module).items():
-        if name in _OF_EVERY_MODULE or (name in _DERIVED and isinstance(module, nn.RNNBase)):
+        if name in _ATTRIBUTES_OF_EVERY_MODULE or (
+            name in _RNN_CACHES and isinstance(module, nn.RNNBase)
+        ):
             continue
         if isinstance(value, Iterator):  # torchrl's MLP keeps exhausted iterators
             continue
@@ -145,7 +151,7 @@ class Bucket(nn.Module):
         if not has_hooks(members[0]):
             cell = GatedCell() if type(self.template) is nn.GRUCell else None
             self.plan = Perceptron.plan(self.template) or cell
-        self._pads_on: dict[torch.device, Pads] = {}
+        self._pads_by_device: dict[torch.device, Pads] = {}
 
     def _register(
         self, name: str, first: Tensor, member: nn.Module, value: Tensor | None = None
@@ -184,7 +190,7 @@ class Bucket(nn.Module):
     def _apply(self, fn, recurse: bool = True):  # type: ignore[no-untyped-def]
         for template in self._templates:
             template._apply(fn)
-        self._pads_on.clear()
+        self._pads_by_device.clear()
         return super()._apply(fn, recurse)
 
     def read(self, members: Sequence[int] | None = None) -> dict[str, Tensor]:
@@ -208,12 +214,12 @@ class Bucket(nn.Module):
 
     def pads(self, device: torch.device, members: Sequence[int]) -> Pads:
         """Returns the padding masks of the given members of a padded perceptron."""
-        pads, every = self._pads_on.get(device), len(members) == self.n_members
+        pads, every = self._pads_by_device.get(device), len(members) == self.n_members
         if pads is None:
             assert isinstance(self.plan, Perceptron)
             pads = self.plan.pads(self._shapes, device)
             if not torch.compiler.is_compiling():  # a graph's tensors must not be cached
-                self._pads_on[device] = pads
+                self._pads_by_device[device] = pads
         return pads if every else tuple(None if p is None else p[list(members)] for p in pads)
 
     def width(self, k: int, output: bool = False) -> int | None:
@@ -233,7 +239,7 @@ class Bucket(nn.Module):
         row = {}
         for name, value in self.read().items():
             value = value[k] if self.stacked[name] else value
-            row[name] = _corner(value, shapes[name]) if self.padded else value
+            row[name] = _without_padding(value, shapes[name]) if self.padded else value
         return row
 
     def call(self, k: int, *inputs: object) -> object:
@@ -289,11 +295,11 @@ def _stack_rows(rows: Sequence[Tensor]) -> Tensor:
         return torch.stack([row.detach() for row in rows])
     stacked = rows[0].new_zeros(len(rows), *map(max, *(row.shape for row in rows)))
     for k, row in enumerate(rows):
-        _corner(stacked[k], row.shape).copy_(row.detach())
+        _without_padding(stacked[k], row.shape).copy_(row.detach())
     return stacked
 
 
-def _corner(value: Tensor, shape: torch.Size) -> Tensor:
+def _without_padding(value: Tensor, shape: torch.Size) -> Tensor:
     """Returns a tensor without its padding."""
     for dim, size in enumerate(shape):
         value = value.narrow(dim, 0, size)
