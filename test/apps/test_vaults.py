@@ -97,9 +97,9 @@ def test_a_damaged_vault_is_one_sentence(tmp_path):
 
 
 def test_a_vault_without_a_whole_episode_is_one_sentence(monkeypatch):
-    found = vaults._read(VAULT)
+    found = vaults._read_arrays(VAULT)
     found["terminals"], found["truncations"] = (torch.zeros(1, 10, 2) for _ in range(2))
-    monkeypatch.setattr(vaults, "_read", lambda folder: found)
+    monkeypatch.setattr(vaults, "_read_arrays", lambda folder: found)
     with pytest.raises(DatasetError, match="Good' has no whole episode"):
         read_vault(VAULT, team_of())
 
