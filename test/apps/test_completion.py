@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from torchrl_marl.apps.cli.main import main
-from torchrl_marl.apps.cli.train_help import _COMMON
+from torchrl_marl.apps.cli.train_help import _COMMON_SETTINGS
 from torchrl_marl.recipes import explain
 
 CLI = "from torchrl_marl.apps.cli.main import main; main()"
@@ -55,7 +55,7 @@ def test_help_of_train_summarizes_rare_settings(capsys):
             main(["train", option])
         texts.append(capsys.readouterr().out)
     keys = [setting.key for setting in explain()]
-    assert set(_COMMON) <= set(keys)
+    assert set(_COMMON_SETTINGS) <= set(keys)
     assert len(texts[0].splitlines()) < 80
     assert "league.* (11)" in texts[0] and "league.slots" not in texts[0]
     for key in keys:

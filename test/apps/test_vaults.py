@@ -97,9 +97,9 @@ def test_damaged_vault_raises(tmp_path):
 
 
 def test_vault_without_complete_episode_raises(monkeypatch):
-    found = vaults._read(VAULT)
+    found = vaults._read_arrays(VAULT)
     found["terminals"], found["truncations"] = (torch.zeros(1, 10, 2) for _ in range(2))
-    monkeypatch.setattr(vaults, "_read", lambda folder: found)
+    monkeypatch.setattr(vaults, "_read_arrays", lambda folder: found)
     with pytest.raises(DatasetError, match="Good' has no whole episode"):
         read_vault(VAULT, team_of())
 

@@ -137,7 +137,7 @@ class TestFilm:
         assert torch.equal(plain.lengths, watched.lengths)
 
     def test_long_episodes_are_drawn_with_a_stride(self, monkeypatch):
-        monkeypatch.setattr(animation, "_MOST_FRAMES", 3)
+        monkeypatch.setattr(animation, "_MAX_FRAMES", 3)
         pictures = draw_frames(film_of(balance())[0])
         assert len(pictures) == 3
         assert len({picture.shape for picture in pictures}) == 1

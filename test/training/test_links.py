@@ -11,7 +11,7 @@ from runs import assert_same_run, small_config
 
 import torchrl_marl
 from torchrl_marl.apps.cli.main import main
-from torchrl_marl.apps.jobs.tuning import _study
+from torchrl_marl.apps.jobs.tuning import _open_study
 from torchrl_marl.apps.reports.curves import read_run
 from torchrl_marl.apps.suites import run_suite
 from torchrl_marl.errors import TrustError, UserError, WriteError
@@ -246,10 +246,10 @@ def test_export_does_not_change_hard_linked_copies(begun, tmp_path, mine):
 def test_tuning_does_not_change_hard_linked_copies(tmp_path):
     pytest.importorskip("optuna")
     (tmp_path / "tuning").mkdir()
-    _study(tmp_path / "tuning", 0, None)
+    _open_study(tmp_path / "tuning", 0, None)
     shutil.copytree(tmp_path / "tuning", tmp_path / "backup", copy_function=os.link)
     before = (tmp_path / "backup" / "study.log").read_text()
-    _study(tmp_path / "tuning", 0, None).ask()
+    _open_study(tmp_path / "tuning", 0, None).ask()
     assert (tmp_path / "backup" / "study.log").read_text() == before
     assert (tmp_path / "tuning" / "study.log").read_text().startswith(before)
 

@@ -100,16 +100,16 @@ def traits_of(team: TeamSpec, batch: TensorDictBase) -> Traits:
     groups = list(team.groups.values())
     return Traits(
         agents={group.name: group.n_agents for group in groups},
-        actions={group.name: _actions(group) for group in groups},
-        shared=_shared(groups, batch),
+        actions={group.name: _describe_actions(group) for group in groups},
+        shared=_reward_is_shared(groups, batch),
         rivals=rivals_among(groups, batch),
         in_turns=any(group.in_turns or bool(acts_in_turns(group, batch)) for group in groups),
-        deaths=any(_dies(group, batch) for group in groups),
-        state=_state(groups),
+        deaths=any(_has_agent_deaths(group, batch) for group in groups),
+        state=_describe_state(groups),
     )
 
 
-def _actions(group: GroupSpec) -> str:
+def _describe_actions(group: GroupSpec) -> str:
     if group.branches:
         text = f"{group.choices}{'' if group.hybrid else ' to choose from'}"
         return text if group.action_mask_key is None else f"{text}, with a mask of legal ones"
@@ -120,23 +120,23 @@ def _actions(group: GroupSpec) -> str:
     return f"discrete, {sizes} choices{masked}"
 
 
-def _shared(groups: Iterable[GroupSpec], batch: TensorDictBase) -> bool | None:
+def _reward_is_shared(groups: Iterable[GroupSpec], batch: TensorDictBase) -> bool | None:
     """Returns whether all living agents of a group get the same reward; None if all are 0."""
-    shared, earned = True, False
+    shared, has_reward = True, False
     for group in groups:
-        reward, alive = _rewards(group, batch)
+        reward, alive = _agent_rewards(group, batch)
         if reward is None:  # a team reward
             root = batch.get(("next", "reward"), None)
-            earned |= root is not None and bool((root != 0).any())
+            has_reward |= root is not None and bool((root != 0).any())
             continue
         mean = masked_mean(reward, alive, dim=-1).unsqueeze(-1)
-        apart = torch.where(alive, reward - mean, 0.0).abs().amax()
-        earned |= bool((torch.where(alive, reward, 0.0) != 0).any())
-        shared &= bool(apart <= 1e-4 * reward.abs().amax().clamp_min(1e-6))
-    return shared if earned else None
+        deviation = torch.where(alive, reward - mean, 0.0).abs().amax()
+        has_reward |= bool((torch.where(alive, reward, 0.0) != 0).any())
+        shared &= bool(deviation <= 1e-4 * reward.abs().amax().clamp_min(1e-6))
+    return shared if has_reward else None
 
 
-def _rewards(group: GroupSpec, batch: TensorDictBase) -> tuple[Tensor | None, Tensor]:
+def _agent_rewards(group: GroupSpec, batch: TensorDictBase) -> tuple[Tensor | None, Tensor]:
     """Returns the agents' rewards (None for a team reward) and the mask of living agents."""
     reward = group.data(batch.get("next")).get("reward", None)
     alive = group.living(batch)
@@ -145,7 +145,7 @@ def _rewards(group: GroupSpec, batch: TensorDictBase) -> tuple[Tensor | None, Te
     return (None if reward is None else reward.squeeze(-1)), alive  # type: ignore[return-value]
 
 
-def _dies(group: GroupSpec, batch: TensorDictBase) -> bool:
+def _has_agent_deaths(group: GroupSpec, batch: TensorDictBase) -> bool:
     """Returns whether an agent terminates before its episode ends."""
     if not group.agent_done:
         return False
@@ -157,7 +157,7 @@ def _dies(group: GroupSpec, batch: TensorDictBase) -> bool:
     return bool((terminated.squeeze(-1) & running).any())
 
 
-def _state(groups: Iterable[GroupSpec]) -> str:
+def _describe_state(groups: Iterable[GroupSpec]) -> str:
     for group in groups:
         if group.state_spec is not None:
             shape = tuple(group.state_spec.shape)
@@ -168,12 +168,12 @@ def _state(groups: Iterable[GroupSpec]) -> str:
     return ""
 
 
-_STEPS = 100
-_COPIES = 16
-_SLOW_COPIES = 4  # of environments that are stepped in Python
-_TURNS = "agents act in turns"
-_DEATHS = "agents die, and rewards are individual"
-_MEAN = "learns from the mean of the agents' individual rewards"
+_NUM_RANDOM_STEPS = 100
+_NUM_ENVS = 16
+_NUM_SLOW_ENVS = 4  # of environments that are stepped in Python
+_IN_TURNS = "agents act in turns"
+_WITH_DEATHS = "agents die, and rewards are individual"
+_MEAN_REWARD_NOTE = "learns from the mean of the agents' individual rewards"
 
 
 @dataclass(frozen=True)
@@ -263,23 +263,23 @@ def algorithms_for(environment: Any) -> Fits:
         >>> found.algorithms["mappo"].words, found.algorithms["vdn"].fits
         ('fits with learner.bootstrap=agent', False)
     """
-    name, given = _environment_of(environment)
+    name, given = _resolve_environment(environment)
     state = RandomState(0)
     with state.active():
-        sample = _sample(given)
-        discrete = functools.cache(functools.partial(_sample_discrete, given))
+        sample = _collect_sample(given)
+        discrete = functools.cache(functools.partial(_collect_discrete_sample, given))
         names = [name for name in ALGORITHMS.names() if name not in OF_DATA]
-        found = {name: _fit(name, sample, discrete) for name in names}
+        found = {name: _check_fit(name, sample, discrete) for name in names}
     return Fits(name, sample.traits, found)
 
 
-def _environment_of(environment: Any) -> tuple[str, EnvConfig | EnvBase]:
+def _resolve_environment(environment: Any) -> tuple[str, EnvConfig | EnvBase]:
     """Returns an environment's name, and its settings or instance."""
     if isinstance(environment, TrainConfig):
         environment = environment.env
     if isinstance(environment, EnvBase):
         return type(environment).__name__, environment
-    config = environment if isinstance(environment, EnvConfig) else _named(str(environment))
+    config = environment if isinstance(environment, EnvConfig) else _env_config(str(environment))
     if config.has_clients:
         raise ConfigError(
             f"{config.library}/{config.name} gets its agents from its first client, so they are "
@@ -289,7 +289,7 @@ def _environment_of(environment: Any) -> tuple[str, EnvConfig | EnvBase]:
     return config.name if ":" in config.library else f"{config.library}/{config.name}", config
 
 
-def _named(text: str) -> EnvConfig:
+def _env_config(text: str) -> EnvConfig:
     if text in recipe_names() or text.endswith((".yaml", ".yml")):
         return load_config(Path(text) if text not in recipe_names() else text).env
     if "/" in text.strip("/") or ":" in text:
@@ -311,20 +311,20 @@ def _environment_names() -> Iterator[str]:
             continue
 
 
-def _sample(environment: EnvConfig | EnvBase) -> _Sample:
+def _collect_sample(environment: EnvConfig | EnvBase) -> _Sample:
     """Collects a batch of random actions from an environment."""
     env = environment
     if isinstance(environment, EnvConfig):
         in_python = environment.record is None or "workers" in environment.record.settings
-        most = _SLOW_COPIES if in_python else _COPIES
+        max_envs = _NUM_SLOW_ENVS if in_python else _NUM_ENVS
         config = dataclasses.replace(
-            environment, num_envs=min(environment.num_envs, most), workers=0
+            environment, num_envs=min(environment.num_envs, max_envs), workers=0
         )
         env = make_env(config, seed=0)
     env = with_dense_groups(make_env(env))
     team = TeamSpec.from_env(env)
     policy = TeamPolicy([RandomActor(group) for group in team.groups.values()], team)
-    frames = _STEPS * env.batch_size.numel()
+    frames = _NUM_RANDOM_STEPS * env.batch_size.numel()
     try:
         batch = RolloutCollector(env, policy, frames_per_batch=frames).next()
     finally:
@@ -333,60 +333,66 @@ def _sample(environment: EnvConfig | EnvBase) -> _Sample:
     return _Sample(team, batch, traits_of(team, batch))
 
 
-def _sample_discrete(environment: EnvConfig | EnvBase) -> _Sample | None:
+def _collect_discrete_sample(environment: EnvConfig | EnvBase) -> _Sample | None:
     """Collects a batch with discrete actions; returns None if the environment has none."""
     if isinstance(environment, EnvConfig) and environment.continuous_actions:
         with contextlib.suppress(UserError):  # it has continuous ones only
-            return _sample(dataclasses.replace(environment, continuous_actions=False))
+            return _collect_sample(dataclasses.replace(environment, continuous_actions=False))
     return None
 
 
-def _fit(algorithm: str, sample: _Sample, discrete: Callable[[], _Sample | None]) -> Fit:
+def _check_fit(algorithm: str, sample: _Sample, discrete: Callable[[], _Sample | None]) -> Fit:
     """Checks an algorithm on the environment; if it does not fit, tries discrete actions."""
-    fit = _fit_sample(algorithm, sample)
+    fit = _check_fit_on_sample(algorithm, sample)
     continuous = not all(group.discrete for group in sample.team.groups.values())
     other = discrete() if continuous and not fit.fits else None
     if other is None:
-        return fit if fit.fits else _with_groups(fit, sample)
-    with_discrete = _fit_sample(algorithm, other)
+        return fit if fit.fits else _with_fitting_groups(fit, sample)
+    with_discrete = _check_fit_on_sample(algorithm, other)
     if not with_discrete.fits:
-        return _with_groups(fit, sample)
+        return _with_fitting_groups(fit, sample)
     settings = {"env.continuous_actions": False, **with_discrete.settings}
     why = "; ".join(text for text in (fit.reason, with_discrete.reason) if text)
     return Fit(algorithm, True, settings, why)
 
 
-def _fit_sample(algorithm: str, sample: _Sample) -> Fit:
+def _check_fit_on_sample(algorithm: str, sample: _Sample) -> Fit:
     first = ""
-    for settings, why in _candidates(sample.traits):
+    for settings, why in _candidate_settings(sample.traits):
         try:
-            config = _config(algorithm, settings)
+            config = _learner_config(algorithm, settings)
         except UserError as error:
-            return Fit(algorithm, False, reason=_short(str(error)))
+            return Fit(algorithm, False, reason=_shorten_error(str(error)))
         if config is None:
             continue
-        refused = _refusal(config, sample)
-        if refused is None:
-            return Fit(algorithm, True, settings, why or _mean_note(config, sample.traits))
-        first = first or refused
+        reason = _rejection(config, sample)
+        if reason is None:
+            return Fit(algorithm, True, settings, why or _mean_reward_note(config, sample.traits))
+        first = first or reason
     return Fit(algorithm, False, reason=first)
 
 
-def _with_groups(fit: Fit, sample: _Sample) -> Fit:
+def _with_fitting_groups(fit: Fit, sample: _Sample) -> Fit:
     """Adds a sentence to the reason if the algorithm fits only some of the groups."""
     alone = {"algorithm": fit.algorithm}
-    random = _config("random", {})
-    takes = [x for x in sample.team.groups if _refusal(random, sample, {x: alone}) is None]
-    others = [x for x in sample.team.groups if x not in takes]
-    if not takes or not others:
+    random = _learner_config("random", {})
+    fitting = [x for x in sample.team.groups if _rejection(random, sample, {x: alone}) is None]
+    others = [x for x in sample.team.groups if x not in fitting]
+    if not fitting or not others:
         return fit
-    way = f"for {', '.join(takes)} groups.{takes[0]}.algorithm={fit.algorithm} fits"
-    return dataclasses.replace(fit, reason=f"{fit.reason} (of {', '.join(others)}); {way}")
+    hint = f"for {', '.join(fitting)} groups.{fitting[0]}.algorithm={fit.algorithm} fits"
+    return dataclasses.replace(fit, reason=f"{fit.reason} (of {', '.join(others)}); {hint}")
 
 
-def _candidates(traits: Traits) -> Iterator[tuple[dict[str, Any], str]]:
+def _candidate_settings(traits: Traits) -> Iterator[tuple[dict[str, Any], str]]:
     """Yields settings to try, in order, each with the reason for it."""
-    why = _TURNS if traits.in_turns else _DEATHS if traits.deaths and not traits.shared else ""
+    why = (
+        _IN_TURNS
+        if traits.in_turns
+        else _WITH_DEATHS
+        if traits.deaths and not traits.shared
+        else ""
+    )
     if why and (traits.in_turns or traits.shared is not None):
         own = {"learner.bootstrap": "agent"}
         yield own, why
@@ -396,7 +402,7 @@ def _candidates(traits: Traits) -> Iterator[tuple[dict[str, Any], str]]:
         yield {"learner.mixer.kind": "none"}, f"{traits.rivals[0]} and {traits.rivals[1]} compete"
 
 
-def _config(algorithm: str, settings: Mapping[str, Any]) -> Any:
+def _learner_config(algorithm: str, settings: Mapping[str, Any]) -> Any:
     """Returns a learner's config; None if the algorithm lacks one of the given settings."""
     schema: Any = ALGORITHMS.schema(algorithm)
     own = {key.removeprefix("learner."): value for key, value in settings.items()}
@@ -406,7 +412,7 @@ def _config(algorithm: str, settings: Mapping[str, Any]) -> Any:
     return None if unread(config) else config
 
 
-def _refusal(
+def _rejection(
     config: Any, sample: _Sample, groups: Mapping[str, Mapping[str, Any]] | None = None
 ) -> str | None:
     """Returns a learner's shortened error or warning on a sample; None if the learner fits."""
@@ -419,12 +425,12 @@ def _refusal(
                 if inspect is not None:
                     inspect(sample.batch)
         except (UserError, ValueError) as error:
-            return _short(str(error))
+            return _shorten_error(str(error))
     warned = [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
-    return _short(warned[0]) if warned else None
+    return _shorten_error(warned[0]) if warned else None
 
 
-def _short(text: str) -> str:
+def _shorten_error(text: str) -> str:
     """Shortens an error message to its cause, without the group's name and the suggested fix."""
     text = text.partition(": ")[2] if text.startswith("group ") else text
     for end in ("; ", ", expected ", ": "):
@@ -432,7 +438,7 @@ def _short(text: str) -> str:
     return text
 
 
-def _mean_note(config: Any, traits: Traits) -> str:
+def _mean_reward_note(config: Any, traits: Traits) -> str:
     mixes = getattr(config, "mixes", "none") != "none"
     several = any(n > 1 for n in traits.agents.values())
-    return _MEAN if mixes and several and traits.shared is False else ""
+    return _MEAN_REWARD_NOTE if mixes and several and traits.shared is False else ""

@@ -32,7 +32,7 @@ from torchrl_marl.training.statistics import (
 __all__ = ["Comparison", "Side", "compare", "runs_of", "win_interval"]
 
 # Settings that do not change the task: number and device of the copies, and the critic's input.
-_NOT_THE_ENVIRONMENT: dict[str, object] = {
+_SETTINGS_NOT_COMPARED: dict[str, object] = {
     "num_envs": 1,
     "workers": 0,
     "worker_timeout": 60.0,
@@ -106,7 +106,10 @@ class Comparison:
         better, other = (self.first, self.second) if gap.value > 0 else (self.second, self.first)
         words = f"{better.name} is better than {other.name}"
         if found.distinguishable:
-            end = f"; this holds for these {self._policies}, not the algorithms" * self.of_policies
+            end = (
+                f"; this holds for these {self._policies_text}, not the algorithms"
+                * self.of_policies
+            )
             return f"{words}, {significant(things)}{end}"
         pairs = self.by_seed or self.of_policies
         if gap.low <= 0 <= gap.high:
@@ -121,7 +124,7 @@ class Comparison:
         )
 
     @property
-    def _policies(self) -> str:
+    def _policies_text(self) -> str:
         count = len(self.first.folders) + len(self.second.folders)
         return "two policies" if count == 2 else f"{count} policies"
 
@@ -177,15 +180,19 @@ def compare(
             f"{quoted(str(second))} is on both sides, expected two different runs; name another."
         )
     with trusting(trust):
-        _check_environments([folder for folders in sides.values() for folder in folders])
-        sides = _by_seed(sides) if by_seed else sides
-    how: dict[str, object] = {"episodes": episodes, "deterministic": deterministic, "seed": seed}
-    one, other = (_play(name, own, device, trust, how) for name, own in sides.items())
+        _check_same_environment([folder for folders in sides.values() for folder in folders])
+        sides = _sort_by_seed(sides) if by_seed else sides
+    play_options: dict[str, object] = {
+        "episodes": episodes,
+        "deterministic": deterministic,
+        "seed": seed,
+    }
+    one, other = (_play_side(name, own, device, trust, play_options) for name, own in sides.items())
     found = difference_of_runs(one.returns, other.returns, by_seed=by_seed)
     return Comparison(one, other, found, by_seed)
 
 
-def _by_seed(sides: dict[str, list[Path]]) -> dict[str, list[Path]]:
+def _sort_by_seed(sides: dict[str, list[Path]]) -> dict[str, list[Path]]:
     """Sorts the runs of both sides by seed."""
     seeds = {
         name: {read_run_config(folder).seed: folder for folder in own}
@@ -217,10 +224,10 @@ def runs_of(given: str | Path) -> list[Path]:
     return [last_stage(one) for one in inside]
 
 
-def _check_environments(folders: Sequence[Path]) -> None:
-    first = _environment(read_run_config(folders[0]).played_env)
+def _check_same_environment(folders: Sequence[Path]) -> None:
+    first = _compared_env_settings(read_run_config(folders[0]).played_env)
     for folder in folders[1:]:
-        other = _environment(read_run_config(folder).played_env)
+        other = _compared_env_settings(read_run_config(folder).played_env)
         differ = next((key for key in first if first[key] != other[key]), None)
         if differ is not None:
             raise ConfigError(
@@ -230,20 +237,22 @@ def _check_environments(folders: Sequence[Path]) -> None:
             )
 
 
-def _environment(env: EnvConfig) -> dict[str, object]:
-    return {k: v for k, v in dataclasses.asdict(env).items() if k not in _NOT_THE_ENVIRONMENT}
+def _compared_env_settings(env: EnvConfig) -> dict[str, object]:
+    return {k: v for k, v in dataclasses.asdict(env).items() if k not in _SETTINGS_NOT_COMPARED}
 
 
-def _play(
-    name: str, folders: list[Path], device: str | None, trust: bool, how: dict[str, object]
+def _play_side(
+    name: str, folders: list[Path], device: str | None, trust: bool, play_options: dict[str, object]
 ) -> Side:
     side = Side(name, folders, [], [], [], [])
     for folder in folders:
         run = Run.load(folder, device=device, trust=trust)
-        own = how["deterministic"]
-        own = run.config.evaluation.deterministic if own is None else own
-        side.played.append(run.play(**how))  # type: ignore[arg-type]
-        side.kinds.append(kind_of(bool(own)))
+        deterministic = play_options["deterministic"]
+        deterministic = (
+            run.config.evaluation.deterministic if deterministic is None else deterministic
+        )
+        side.played.append(run.play(**play_options))  # type: ignore[arg-type]
+        side.kinds.append(kind_of(bool(deterministic)))
         side.frames.append(run.frames)
         side.wanted.append(run.config.total_frames)
     return side

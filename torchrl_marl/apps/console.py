@@ -32,13 +32,13 @@ __all__ = [
     "table",
 ]
 
-_RETURNS = {
+_RETURN_LABELS = {
     "return_before": "before training",
     "return_after": "after training",
     "return_random": "random policy",
     "return_heuristic": "VMAS heuristic",
 }
-_WIDEST = 24
+_MAX_VALUE_WIDTH = 24
 
 
 def table(rows: Sequence[tuple[str, str]]) -> str:
@@ -74,10 +74,12 @@ def settings_table(settings: Sequence[Setting], *, words: bool = False) -> str:
         settings (list of Setting): settings, with their values as defaults.
         words (bool): whether to add a line for the meaning of each choice.
     """
-    rows = [(s.key, _value(s), s.help if words else s.explanation, s.words) for s in settings]
+    rows = [
+        (s.key, _default_text(s), s.help if words else s.explanation, s.words) for s in settings
+    ]
     keys = max(len(key) for key, *_ in rows)
     # A few long values may exceed their column; this keeps the rest readable.
-    width = max((len(value) for _, value, *_ in rows if len(value) <= _WIDEST), default=0)
+    width = max((len(value) for _, value, *_ in rows if len(value) <= _MAX_VALUE_WIDTH), default=0)
     lines = []
     for key, value, text, meanings in rows:
         lines.append(f"  {key:<{keys}}  {value:<{width}}  {text}")
@@ -91,12 +93,12 @@ def settings_markdown(settings: Sequence[Setting]) -> str:
     lines = ["| setting | default | meaning |", "|---|---|---|"]
     for setting in settings:
         meanings = "".join(f"<br>`{word}`: {text}" for word, text in setting.words.items())
-        cells = f"`{setting.key}`", f"`{_value(setting)}`", setting.help + meanings
+        cells = f"`{setting.key}`", f"`{_default_text(setting)}`", setting.help + meanings
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(lines)
 
 
-def _value(setting: Setting) -> str:
+def _default_text(setting: Setting) -> str:
     from torchrl_marl.settings import shown
 
     return setting.default if isinstance(setting.default, str) else shown(setting.default)
@@ -106,7 +108,7 @@ def report(runs: Sequence[Run], seeds: Sequence[int]) -> str:
     """Formats results: one run as a list; several runs as a table by seed, with the mean."""
     if len(runs) == 1:
         summary = runs[0].summary
-        found = {text: summary.get(key) for key, text in _RETURNS.items()}
+        found = {text: summary.get(key) for key, text in _RETURN_LABELS.items()}
         rows = [(f"return, {text}", number(x)) for text, x in found.items() if x is not None]
         for kind, own in summary.get("evaluation", {}).items():
             if "return_low" in own:
@@ -114,12 +116,17 @@ def report(runs: Sequence[Run], seeds: Sequence[int]) -> str:
                 rows.append((f"  by {kind} actions", f"{number(own['return_mean'])} ({ends})"))
         for key, x in summary.items():
             group, _, when = key.rpartition("/")
-            if group and when in _RETURNS:
-                rows.append((f"return of {group}, {_RETURNS[when]}", number(x)))
+            if group and when in _RETURN_LABELS:
+                rows.append((f"return of {group}, {_RETURN_LABELS[when]}", number(x)))
         seconds, rate = number(summary.get("seconds")), summary.get("frames_per_second")
         frames = f"{int(summary.get('frames') or 0):,} in {seconds} s ({number(rate)} frames/s)"
         return table([*rows, ("frames", frames), ("run folder", str(runs[0].folder))])
-    heads = {**_RETURNS, "frames": "frames", "seconds": "seconds", "frames_per_second": "frames/s"}
+    heads = {
+        **_RETURN_LABELS,
+        "frames": "frames",
+        "seconds": "seconds",
+        "frames_per_second": "frames/s",
+    }
     known = [c for c in heads if any(run.summary.get(c) is not None for run in runs)]
     numbers = [[run.summary.get(column) for column in known] for run in runs]
     lines = [
@@ -156,11 +163,11 @@ def number(value: Any) -> str:
 
 def print_result(text: str) -> None:
     """Prints the result of a run; with several ranks, only rank 0 prints."""
-    if _is_first():
+    if _is_rank_zero():
         print(text)
 
 
-def _is_first() -> bool:
+def _is_rank_zero() -> bool:
     """Returns whether this process is rank 0, or the only rank of a run."""
     here = place()
     return here is None or here.rank == 0
@@ -183,25 +190,25 @@ def print_stopped(folder: Path | None, saved: bool = True, *, command: str = "tr
     Keyword Args:
         command (str): the command that was stopped.
     """
-    if _is_first():
-        print(f"\ntorchrl-marl: stopped{_how_to_resume(folder, saved, command)}", file=sys.stderr)
+    if _is_rank_zero():
+        print(f"\ntorchrl-marl: stopped{_resume_hint(folder, saved, command)}", file=sys.stderr)
 
 
-def _how_to_resume(folder: Path | None, saved: bool, command: str) -> str:
+def _resume_hint(folder: Path | None, saved: bool, command: str) -> str:
     if folder is None:
         return "."
-    how = " and saved" if saved else " at once"
+    ending = " and saved" if saved else " at once"
     if command in ("suite", "sweep"):
-        return f"{how}; resume with the same command and --resume."
+        return f"{ending}; resume with the same command and --resume."
     if command == "tune":
-        return f"{how}; resume with the same command."
+        return f"{ending}; resume with the same command."
     resume = f"torchrl-marl train --resume {folder}"
     if saved:
-        return f"{how}; resume with: {resume}"
+        return f"{ending}; resume with: {resume}"
     from torchrl_marl.training.folder import has_checkpoint
 
     if has_checkpoint(folder):
-        return f"{how}; resume from the last checkpoint with: {resume}"
+        return f"{ending}; resume from the last checkpoint with: {resume}"
     if (folder / "config.yaml").is_file():
         return f" before the first checkpoint; start again with: {resume}"
     return "; nothing was saved, so start again."

@@ -84,11 +84,11 @@ def standing(table: TensorDictBase) -> Standing | None:
     wins, draws = wins + (games - wins - draws).mT, draws + draws.mT
     won = (wins + draws / 2) / (games + games.mT)
     earned = (table["returns"] - table["returns"].mT) / 2
-    weight, reach = nash_average(earned)[0], _weight_interval(table, earned)
+    weight, reach = nash_average(earned)[0], _nash_interval(table, earned)
     return Standing(bradley_terry(wins, draws), won, earned, weight, reach)
 
 
-def _weight_interval(table: TensorDictBase, earned: Tensor) -> tuple[Tensor, Tensor] | None:
+def _nash_interval(table: TensorDictBase, earned: Tensor) -> tuple[Tensor, Tensor] | None:
     """Returns the bounds of the Nash average's interval, ``[A]`` each.
 
     Each payoff is resampled from a normal distribution with the mean and standard error of its
@@ -128,11 +128,11 @@ def standing_text(
             mean returns of self-play and cross-play, with intervals over the players.
     """
     if found is None:
-        means = _with_others(table["returns"]) if what == PARTNERS else []
-        return "\n\n".join([_matrix(names, table["returns"], what), *means])
+        means = _partner_sentence(table["returns"]) if what == PARTNERS else []
+        return "\n\n".join([_matrix_text(names, table["returns"], what), *means])
     low, high = found.ratings.interval()
     others = ~torch.eye(len(names), dtype=torch.bool)
-    earned, won = (_mean(values, others) for values in (found.earned, found.won))
+    earned, won = (_masked_row_mean(values, others) for values in (found.earned, found.won))
     order = earned.argsort(descending=True).tolist()
     known = found.weight_interval
     rows = [["player", "earned", "Nash average", *["95 %"] * bool(known), "won", "rating", "95 %"]]
@@ -142,10 +142,10 @@ def standing_text(
         rated = f"{found.ratings.rating[i]:+.0f}", f"{low[i]:+.0f} to {high[i]:+.0f}"
         rows.append([names[i], f"{earned[i]:+.3f}", *weight, f"{won[i]:.3f}", *rated])
     ranked, values = [names[i] for i in order], found.earned[order][:, order]
-    return f"{aligned(rows, slice(1, None))}\n\n{_matrix(ranked, values, 'earned from')}"
+    return f"{aligned(rows, slice(1, None))}\n\n{_matrix_text(ranked, values, 'earned from')}"
 
 
-def _with_others(returns: Tensor) -> list[str]:
+def _partner_sentence(returns: Tensor) -> list[str]:
     """Returns a sentence with the mean returns of self-play and cross-play; none for one player."""
     if len(returns) < 2:
         return []
@@ -159,12 +159,12 @@ def with_interval(found: Estimate) -> str:
     return f"{found.value:.2f}{interval}"
 
 
-def _mean(values: Tensor, mask: Tensor) -> Tensor:
+def _masked_row_mean(values: Tensor, mask: Tensor) -> Tensor:
     """Returns the mean of each row over the entries where the mask is True."""
     return torch.where(mask, values, 0.0).sum(1) / mask.sum(1)
 
 
-def _matrix(names: Sequence[str], values: Tensor, what: str) -> str:
+def _matrix_text(names: Sequence[str], values: Tensor, what: str) -> str:
     numbers = [str(i + 1) for i in range(values.shape[1])]
     rows = [[what, *numbers]]
     for i, own in enumerate(values.tolist()):
@@ -306,7 +306,7 @@ def rating_curve(
         axes.set_ylabel("rating (95 %)")
     else:
         others = ~torch.eye(len(found), dtype=torch.bool)
-        mean = _mean(found["returns"], others)
+        mean = _masked_row_mean(found["returns"], others)
         axes.plot(x, mean[order].tolist(), marker="o", markersize=3)
         axes.set_ylabel("mean return, as rows of the table")
     axes.set_xlabel("frames")

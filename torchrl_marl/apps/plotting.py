@@ -33,12 +33,12 @@ __all__ = ["aggregate", "learning_curve"]
 
 _COLORS = ("#2a6fbb", "#d1662a", "#3a8f57", "#9a4fb0", "#b8902a", "#4f9fb0", "#b03a5b", "#5d4037")
 _STYLES = ("-", "--", "-.")  # for lines beyond the number of colors
-_ACROSS = 4  # most panels in a row
-_HEAD = ("task", "line", "column", "seeds", "frames", "mean", "least", "greatest")
+_MAX_COLUMNS = 4  # most panels in a row
+_CSV_COLUMNS = ("task", "line", "column", "seeds", "frames", "mean", "least", "greatest")
 _GRAY = "#707070"
-_RANGE = "range of seeds"
+_RANGE_LABEL = "range of seeds"
 # Entries that are the same for all lines come last in the legend.
-_SHARED = (_RANGE, "evaluation", "random policy", "VMAS heuristic")
+_SHARED_LABELS = (_RANGE_LABEL, "evaluation", "random policy", "VMAS heuristic")
 
 
 @dataclass(frozen=True)
@@ -95,21 +95,21 @@ def learning_curve(
         WriteError: the picture cannot be written.
     """
     check_matplotlib()
-    runs = _read([folders] if isinstance(folders, (str, Path)) else list(folders))
-    panels = _panels(runs, key)
+    runs = _read_runs([folders] if isinstance(folders, (str, Path)) else list(folders))
+    panels = _make_panels(runs, key)
     from matplotlib import rc_context
 
-    with rc_context(_style()):
+    with rc_context(_plot_style()):
         figure = new_figure(7.2, 4.2)
-        _draw(figure, panels, runs, key)
+        _draw_panels(figure, panels, runs, key)
     if path is not None:
-        _save(figure, Path(path))
+        _save_plot(figure, Path(path))
     if table is not None:
         _write_table(Path(table), panels, key)
     return figure
 
 
-def _read(folders: Sequence[str | Path]) -> list[Curves]:
+def _read_runs(folders: Sequence[str | Path]) -> list[Curves]:
     """Reads runs.
 
     A broken run causes a warning if it was found below a folder, and an error if it was given
@@ -154,10 +154,10 @@ def aggregate(
     return grid, values.mean(0), values.min(0), values.max(0)
 
 
-def _draw(
+def _draw_panels(
     figure: Figure, panels: Sequence[_Panel], runs: Sequence[Curves], key: str | None
 ) -> None:
-    across = min(len(panels), _ACROSS)
+    across = min(len(panels), _MAX_COLUMNS)
     down = -(-len(panels) // across)
     figure.set_figwidth(max(figure.get_figwidth(), 3.8 * across))
     figure.set_figheight(figure.get_figheight() if down == 1 else 3.2 * down)
@@ -174,18 +174,18 @@ def _draw(
             "wait for the first episode to end."
         )
     figure.axes[0].set_ylabel(key or "episode return")
-    shared = [name for name in _SHARED if name in legend]
+    shared = [name for name in _SHARED_LABELS if name in legend]
     names = [*(name for name in legend if name not in shared), *shared]
     legend_below(figure, {name: legend[name] for name in names})
 
 
-def _panels(runs: Sequence[Curves], key: str | None) -> list[_Panel]:
+def _make_panels(runs: Sequence[Curves], key: str | None) -> list[_Panel]:
     """Returns a panel for each task or, if there is only one task, for each group."""
     tasks = by_task(runs)
     if len(tasks) == 1:
         named = experiments(runs)
         title = ", ".join(sorted({environment_name(run) for run in runs}))
-        groups = _by_group(named, key)
+        groups = _lines_by_group(named, key)
         return [
             _Panel(title if i == 0 else "", group, lines)
             for i, (group, lines) in enumerate(groups.items())
@@ -201,7 +201,9 @@ def _panels(runs: Sequence[Curves], key: str | None) -> list[_Panel]:
     return panels
 
 
-def _by_group(named: list[tuple[str, list[Curves]]], key: str | None) -> dict[str, list[_Line]]:
+def _lines_by_group(
+    named: list[tuple[str, list[Curves]]], key: str | None
+) -> dict[str, list[_Line]]:
     """Returns a dict of the lines to plot: group -> lines.
 
     The lines are split by group if several experiments have the same groups. Otherwise all lines
@@ -239,7 +241,7 @@ def _draw_panel(
     for line in lines:
         drawn += _draw_line(axes, line, legend)
         if key is None:
-            drawn += _draw_dots(axes, line, legend)
+            drawn += _draw_evaluations(axes, line, legend)
     if key is None:
         _draw_references(axes, lines, legend)
     axes.set_xlabel("frames")
@@ -249,7 +251,7 @@ def _draw_panel(
 
 
 def _draw_line(axes: Axes, line: _Line, legend: dict[str, Artist]) -> bool:
-    rows, style = _columns(line.seeds, line.column), line.look
+    rows, style = _column_curves(line.seeds, line.column), line.look
     frames, mean, low, high = aggregate(rows)
     if not len(frames):
         return False
@@ -261,12 +263,12 @@ def _draw_line(axes: Axes, line: _Line, legend: dict[str, Artist]) -> bool:
     legend.setdefault(name, drawn)
     if len(rows) > 1:
         axes.fill_between(frames, low, high, color=style["color"], alpha=0.18, linewidth=0)
-        legend.setdefault(_RANGE, Patch(color=_GRAY, alpha=0.3, linewidth=0))
+        legend.setdefault(_RANGE_LABEL, Patch(color=_GRAY, alpha=0.3, linewidth=0))
     return True
 
 
-def _draw_dots(axes: Axes, line: _Line, legend: dict[str, Artist]) -> bool:
-    rows = _evaluations(line)
+def _draw_evaluations(axes: Axes, line: _Line, legend: dict[str, Artist]) -> bool:
+    rows = _evaluation_curves(line)
     frames, mean, low, high = aggregate(rows)
     if not len(frames):
         return False
@@ -296,7 +298,7 @@ def _draw_references(axes: Axes, lines: Sequence[_Line], legend: dict[str, Artis
     ):
         for column in columns:
             of_column = [line for line in lines if line.column == column]
-            known = [v for line in of_column for v in _summarized(line, name)]
+            known = [v for line in of_column for v in _summary_values(line, name)]
             if not known:
                 continue
             color = _GRAY if len(columns) == 1 else of_column[0].look["color"]
@@ -306,7 +308,7 @@ def _draw_references(axes: Axes, lines: Sequence[_Line], legend: dict[str, Artis
             legend.setdefault(what, Line2D([], [], color=_GRAY, **drawn))
 
 
-def _summarized(line: _Line, name: str) -> list[float]:
+def _summary_values(line: _Line, name: str) -> list[float]:
     """Returns a number for a line's group, from the summaries of the line's seeds."""
     if len(_reward_columns(line.seeds)) > 1:
         name = f"{line.column.removesuffix(REWARD)}/{name}"
@@ -314,7 +316,7 @@ def _summarized(line: _Line, name: str) -> list[float]:
     return [float(value) for value in found if isinstance(value, (int, float))]
 
 
-def _evaluations(line: _Line) -> list[tuple[np.ndarray, np.ndarray]]:
+def _evaluation_curves(line: _Line) -> list[tuple[np.ndarray, np.ndarray]]:
     """Returns a pair of frames and returns for each seed of a line that has evaluations."""
     tables = [seed.evaluation for seed in line.seeds]
     column = line.column if len(_reward_columns(line.seeds)) > 1 else "return_mean"
@@ -329,7 +331,7 @@ def _reward_columns(seeds: Sequence[Curves]) -> list[str]:
     return trained or (evaluated if len(evaluated) > 1 else ["return_mean"])
 
 
-def _columns(seeds: Sequence[Curves], column: str) -> list[tuple[np.ndarray, np.ndarray]]:
+def _column_curves(seeds: Sequence[Curves], column: str) -> list[tuple[np.ndarray, np.ndarray]]:
     rows = []
     for run in seeds:
         table = run.training if column in run.training else run.evaluation
@@ -343,7 +345,7 @@ def _columns(seeds: Sequence[Curves], column: str) -> list[tuple[np.ndarray, np.
     return rows
 
 
-def _save(figure: Figure, path: Path) -> None:
+def _save_plot(figure: Figure, path: Path) -> None:
     kinds = figure.canvas.get_supported_filetypes()
     if path.suffix[1:] not in kinds:
         raise ConfigError(
@@ -359,20 +361,20 @@ def _write_table(path: Path, panels: Sequence[_Panel], key: str | None) -> None:
     """Writes the plotted data as CSV, with a row for each line and point."""
     with whole_file(path, newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(_HEAD)
+        writer.writerow(_CSV_COLUMNS)
         for panel in panels:
             task = panel.task or panels[0].task
             for line in panel.lines:
-                curves = {line.column: _columns(line.seeds, line.column)}
+                curves = {line.column: _column_curves(line.seeds, line.column)}
                 if key is None:
-                    curves["evaluation"] = _evaluations(line)
+                    curves["evaluation"] = _evaluation_curves(line)
                 for what, rows in curves.items():
                     for point in zip(*aggregate(rows)):
                         numbers = [f"{float(x):.10g}" for x in point]
                         writer.writerow([task, line.name, what, len(rows), *numbers])
 
 
-def _style() -> Any:
+def _plot_style() -> Any:
     return {
         "axes.spines.top": False,
         "axes.spines.right": False,

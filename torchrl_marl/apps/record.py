@@ -37,8 +37,8 @@ __all__ = ["play_episodes", "record", "record_command"]
 
 Policy = Callable[[TensorDictBase], TensorDictBase]
 
-_AT_ONCE = 100
-_CHUNK = 25
+_MAX_ENVS = 100
+_STEPS_PER_BATCH = 25
 
 
 def record(
@@ -84,13 +84,13 @@ def record(
         (3, 'random')
     """
     folder = check_new(out)
-    num_envs = min(episodes, _AT_ONCE)
+    num_envs = min(episodes, _MAX_ENVS)
     policy: Policy | None
-    how: dict[str, Any] = {"seed": seed, "device": device, "settings": settings}
+    options: dict[str, Any] = {"seed": seed, "device": device, "settings": settings}
     if str(player) not in (HEURISTIC, RANDOM) and not is_vault(player):
-        config, env, policy = _of_run(player, recipe, num_envs, trust=trust, **how)
+        config, env, policy = _load_run(player, recipe, num_envs, trust=trust, **options)
     else:
-        config, env, policy = _of_recipe(str(player), recipe, num_envs, **how)
+        config, env, policy = _load_recipe(str(player), recipe, num_envs, **options)
     team = TeamSpec.from_env(env)
     kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
     if policy is None:
@@ -101,13 +101,13 @@ def record(
             steps = play_episodes(env, policy, episodes, kind)
     env.close()
     about = {
-        "environment": _plain(dataclasses.asdict(config.env)),
+        "environment": _as_json(dataclasses.asdict(config.env)),
         "source": str(player),
         "deterministic": deterministic,
         "seed": seed,
         "episodes": int(steps.get(("next", "done")).sum()),
         "groups": {name: list(group.agent_names) for name, group in team.groups.items()},
-        "returns": _returns(team, steps),
+        "returns": _return_statistics(team, steps),
     }
     return write_dataset(folder, steps, about)
 
@@ -137,7 +137,7 @@ def record_command(texts: Sequence[str], *, player: str, **options: Any) -> None
     print(table(rows))
 
 
-def _of_run(
+def _load_run(
     player: str | Path,
     recipe: str | Path | None,
     num_envs: int,
@@ -159,7 +159,7 @@ def _of_run(
     return run.config, env, cast(Any, run.policy)
 
 
-def _of_recipe(
+def _load_recipe(
     player: str,
     recipe: str | Path | None,
     num_envs: int,
@@ -206,7 +206,7 @@ def play_episodes(
     due[: episodes % n_envs] += 1
     keys, ended = _recorded_keys(env), torch.zeros(n_envs, dtype=torch.long)
     collector = RolloutCollector(
-        env, policy, frames_per_batch=n_envs * _CHUNK, exploration_type=kind
+        env, policy, frames_per_batch=n_envs * _STEPS_PER_BATCH, exploration_type=kind
     )
     pieces, places = [], []
     while bool((ended < due).any()):
@@ -226,18 +226,18 @@ def _recorded_keys(env: EnvBase) -> list[NestedKey]:
     """Returns the entries of a step to record: those of the environment, without hidden states."""
     step = env.rand_step(env.reset())
     hidden = set(remembered_keys(env))
-    own = [key for key in step.keys(True, True) if _of_env(key) not in hidden]
+    own = [key for key in step.keys(True, True) if _without_next(key) not in hidden]
     return cast(list[NestedKey], own)
 
 
-def _of_env(key: NestedKey) -> NestedKey:
+def _without_next(key: NestedKey) -> NestedKey:
     """Returns a key without ``next``."""
     if not isinstance(key, tuple) or key[0] != "next":
         return key
     return key[1] if len(key) == 2 else key[1:]
 
 
-def _returns(team: TeamSpec, steps: TensorDictBase) -> dict[str, float]:
+def _return_statistics(team: TeamSpec, steps: TensorDictBase) -> dict[str, float]:
     """Returns mean, standard deviation, minimum and maximum of the episodes' returns."""
     weights = {name: group.n_agents for name, group in team.groups.items()}
     born = Births(team.groups).update(steps)
@@ -258,10 +258,10 @@ def _returns(team: TeamSpec, steps: TensorDictBase) -> dict[str, float]:
     }
 
 
-def _plain(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     """Returns settings as JSON can write them."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _as_json(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
+        return [_as_json(one) for one in value]
     return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)

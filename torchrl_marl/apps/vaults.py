@@ -19,8 +19,8 @@ from torchrl_marl.specs import GroupSpec, TeamSpec
 
 __all__ = ["is_vault", "read_vault"]
 
-_METADATA = "metadata.json"
-_NEEDED = ("observations", "actions", "rewards", "terminals")
+_METADATA_FILE = "metadata.json"
+_REQUIRED_ARRAYS = ("observations", "actions", "rewards", "terminals")
 
 
 def is_vault(folder: str | Path) -> bool:
@@ -30,7 +30,7 @@ def is_vault(folder: str | Path) -> bool:
         >>> is_vault("nowhere")
         False
     """
-    return (Path(folder) / _METADATA).is_file() and (Path(folder) / "manifest.ocdbt").is_file()
+    return (Path(folder) / _METADATA_FILE).is_file() and (Path(folder) / "manifest.ocdbt").is_file()
 
 
 def read_vault(folder: str | Path, team: TeamSpec) -> TensorDictBase:
@@ -61,14 +61,14 @@ def read_vault(folder: str | Path, team: TeamSpec) -> TensorDictBase:
             f"{len(team.groups)}; use an environment of one group, or env.group_map."
         )
     (group,) = team.groups.values()
-    found = _read(folder)
-    missing = [name for name in _NEEDED if name not in found]
+    found = _read_arrays(folder)
+    missing = [name for name in _REQUIRED_ARRAYS if name not in found]
     if missing:
         raise DatasetError(
             f"vault {quoted(str(folder))} has no {missing[0]!r}, expected "
-            f"{', '.join(_NEEDED)}; it has {', '.join(sorted(found))}."
+            f"{', '.join(_REQUIRED_ARRAYS)}; it has {', '.join(sorted(found))}."
         )
-    steps = torch.cat([_steps_of(row, group, team) for row in _rows_of(found)])
+    steps = torch.cat([_episode_steps(row, group, team) for row in _iterate_rows(found)])
     if not len(steps):
         raise DatasetError(
             f"vault {quoted(str(folder))} has no whole episode: no step in which 'terminals' or "
@@ -77,7 +77,7 @@ def read_vault(folder: str | Path, team: TeamSpec) -> TensorDictBase:
     return steps
 
 
-def _read(folder: Path) -> dict[str, Tensor]:
+def _read_arrays(folder: Path) -> dict[str, Tensor]:
     """Returns the entries of a vault by dotted name, ``[V, T, ...]``."""
     try:
         import tensorstore
@@ -90,9 +90,9 @@ def _read(folder: Path) -> dict[str, Tensor]:
         return tensorstore.open({"driver": "zarr", "kvstore": store}).result()
 
     try:
-        about = json.loads((folder / _METADATA).read_text(encoding="utf-8"))
+        about = json.loads((folder / _METADATA_FILE).read_text(encoding="utf-8"))
         length = int(opened("vault_index").read().result()[0])
-        names = list(_names_of(about["structure_shape"]))
+        names = list(_array_names(about["structure_shape"]))
         return {
             name: torch.as_tensor(opened(f"{name}.")[:, :length].read().result()) for name in names
         }
@@ -103,20 +103,20 @@ def _read(folder: Path) -> dict[str, Tensor]:
         ) from error
 
 
-def _names_of(structure: Mapping[str, Any], at: str = "") -> Iterator[str]:
+def _array_names(structure: Mapping[str, Any], at: str = "") -> Iterator[str]:
     for name, value in structure.items():
         if isinstance(value, Mapping):
-            yield from _names_of(value, f"{at}{name}.")
+            yield from _array_names(value, f"{at}{name}.")
         else:
             yield f"{at}{name}"
 
 
-def _rows_of(found: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+def _iterate_rows(found: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
     for i in range(len(found["actions"])):
         yield {name: value[i] for name, value in found.items()}
 
 
-def _steps_of(row: Mapping[str, Tensor], group: GroupSpec, team: TeamSpec) -> TensorDictBase:
+def _episode_steps(row: Mapping[str, Tensor], group: GroupSpec, team: TeamSpec) -> TensorDictBase:
     """Returns the steps of a row up to the last end of an episode, ``[S]``."""
     over = row["terminals"].bool().reshape(len(row["actions"]), -1)
     cut = row.get("truncations", torch.zeros_like(over)).bool().reshape(over.shape)
@@ -125,9 +125,9 @@ def _steps_of(row: Mapping[str, Tensor], group: GroupSpec, team: TeamSpec) -> Te
     n_steps = int(ends[-1]) + 1 if len(ends) else 0
     index = torch.arange(n_steps)
     after = torch.where(done[:n_steps, 0], index, (index + 1).clamp_max(max(0, n_steps - 1)))
-    seen = _seen(row, group, team)[:n_steps]
+    seen = _observed_steps(row, group, team)[:n_steps]
     steps, following = seen.clone(), seen[after]
-    steps.set(group.action_key, _as_spec(row["actions"][:n_steps], group, "actions"))
+    steps.set(group.action_key, _convert_action(row["actions"][:n_steps], group, "actions"))
     following.set(group.reward_key, row["rewards"][:n_steps].flatten(1).unsqueeze(-1).float())
     flags = {"terminated": terminated, "truncated": done & ~terminated, "done": done}
     for name, flag in flags.items():
@@ -136,7 +136,7 @@ def _steps_of(row: Mapping[str, Tensor], group: GroupSpec, team: TeamSpec) -> Te
     return steps.set("next", following)
 
 
-def _seen(row: Mapping[str, Tensor], group: GroupSpec, team: TeamSpec) -> TensorDictBase:
+def _observed_steps(row: Mapping[str, Tensor], group: GroupSpec, team: TeamSpec) -> TensorDictBase:
     """Returns observations, masks and the state of each step, ``[T]``."""
     n_steps = len(row["actions"])
     seen = TensorDict({}, [n_steps])
@@ -158,7 +158,7 @@ def _seen(row: Mapping[str, Tensor], group: GroupSpec, team: TeamSpec) -> Tensor
     return seen
 
 
-def _as_spec(action: Tensor, group: GroupSpec, name: str) -> Tensor:
+def _convert_action(action: Tensor, group: GroupSpec, name: str) -> Tensor:
     """Returns actions in the shape and dtype of the environment's."""
     spec = group.action_spec
     if group.discrete and spec.shape[1:]:  # one-hot

@@ -214,7 +214,7 @@ def check(seed, hold):
     server.schedule = lambda flush: None
 
     found = [step for one in (*batches, *fragments.ready) for step in steps_of(one, T)]
-    for slot, n in enumerate(fragments._count):  # incomplete fragments
+    for slot, n in enumerate(fragments._n_recorded):  # incomplete fragments
         rows = {key: x[slot] for key, x in fragments._rows.items()}
         found += steps_of(rows, int(n))
     recorded = dict(found)
@@ -233,7 +233,7 @@ def check(seed, hold):
         one.line.drop()
     clock.now += 21.0
     server.reap()
-    assert not server.clients and sorted(server._free) == list(range(40))
+    assert not server.clients and sorted(server._free_slots) == list(range(40))
     names = ("reconnects", "duplicates", "late", "truncated", "refused")
     assert all(server.counts[name] > 5 for name in names), server.counts
 

@@ -11,7 +11,7 @@ from reported import WORLDS, write_run, write_suite
 from scipy.stats import mannwhitneyu, trim_mean
 
 from torchrl_marl.apps.reports import make_report
-from torchrl_marl.apps.reports.aggregates import _read
+from torchrl_marl.apps.reports.aggregates import _value_at
 from torchrl_marl.apps.reports.answers import answers, notes
 from torchrl_marl.apps.reports.page import page
 from torchrl_marl.apps.reports.tables import curves_csv, evaluations_csv, markdown, results_csv
@@ -119,7 +119,7 @@ def test_longer_training_does_not_raise_scores(tmp_path):
 
 def test_exact_measurement_is_not_interpolated():
     frames, values = np.array([0.0, 100, 200]), np.array([1.0, 3, np.nan])
-    assert [_read(frames, values, at) for at in (0, 50, 100)] == [1, 2, 3]
+    assert [_value_at(frames, values, at) for at in (0, 50, 100)] == [1, 2, 3]
 
 
 def test_reference_of_the_lever_game_depends_on_its_rounds(tmp_path):

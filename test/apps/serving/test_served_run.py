@@ -21,7 +21,7 @@ import torchrl_marl
 from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.apps.cli import main as cli
 from torchrl_marl.apps.serving import PolicyServer, declared_of
-from torchrl_marl.apps.serving.policy_server import _follow
+from torchrl_marl.apps.serving.policy_server import _refresh_if_newer
 from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.recipes import read_config
 from torchrl_marl.training.run import Run
@@ -195,8 +195,8 @@ def test_stage_with_other_agents_is_not_loaded(tmp_path, capsys):
     aside = trained_in_stages(folder, tmp_path, **{"env.kwargs.n_agents": 3, "init": init})
     with PolicyServer(folder, port=0, execution="eager") as served:
         aside.rename(folder / "two")
-        _follow(served)
-        _follow(served)  # the error is printed once for each checkpoint
+        _refresh_if_newer(served)
+        _refresh_if_newer(served)  # the error is printed once for each checkpoint
         assert served.version == 160
     printed = capsys.readouterr().out
     assert printed.count("still serves 160 frames: stage 'two' has other agents") == 1

@@ -17,23 +17,25 @@ from torchrl_marl.version import __version__
 
 __all__ = ["COMMANDS", "make_parser"]
 
-_LISTS = ("recipes", "environments", "scenarios", "algorithms", "settings", "suites", "schema")
+_LIST_KINDS = ("recipes", "environments", "scenarios", "algorithms", "settings", "suites", "schema")
 _RENAMED_LISTS = {"worlds": "environments"}
 
 
-def _seeds(text: str) -> list[int]:
+def _parse_seeds(text: str) -> list[int]:
     if not re.fullmatch(r"\d+(,\d+)*|\d+\.\.\d+", text):
         raise argparse.ArgumentTypeError(
             f"found {quoted(text)}, expected numbers such as 0,1,2 or 0..15"
         )
     first, _, last = text.partition("..")
-    found = [int(one) for one in text.split(",")] if not last else _range(int(first), int(last))
+    found = (
+        [int(one) for one in text.split(",")] if not last else _seed_range(int(first), int(last))
+    )
     if len(set(found)) < len(found):
         raise argparse.ArgumentTypeError(f"found {quoted(text)}, expected each seed once")
     return found
 
 
-def _range(first: int, last: int) -> list[int]:
+def _seed_range(first: int, last: int) -> list[int]:
     if first > last or last - first >= 10_000:
         raise argparse.ArgumentTypeError(
             f"found {first}..{last}, expected a first seed and a larger last one"
@@ -41,7 +43,7 @@ def _range(first: int, last: int) -> list[int]:
     return list(range(first, last + 1))
 
 
-def _whole(least: int, most: float, expected: str) -> Callable[[str], int]:
+def _whole_number_parser(least: int, most: float, expected: str) -> Callable[[str], int]:
     """Returns a function that parses a whole number and checks its range."""
 
     def read(text: str) -> int:
@@ -52,13 +54,13 @@ def _whole(least: int, most: float, expected: str) -> Callable[[str], int]:
     return read
 
 
-_COUNT = _whole(1, float("inf"), "a number of 1 or more")
-_COUNT_OR_NONE = _whole(0, 10_000, "a number of 0 or more")
-_PORT = _whole(0, 65535, "a port, 0 to 65535")
-_SEED = _whole(0, 2**32 - 1, f"a number from 0 to {2**32 - 1}")
+_COUNT = _whole_number_parser(1, float("inf"), "a number of 1 or more")
+_COUNT_OR_NONE = _whole_number_parser(0, 10_000, "a number of 0 or more")
+_PORT = _whole_number_parser(0, 65535, "a port, 0 to 65535")
+_SEED = _whole_number_parser(0, 2**32 - 1, f"a number from 0 to {2**32 - 1}")
 
 
-def _one_of(
+def _word_parser(
     words: Iterable[str], renamed: Mapping[str, str] = MappingProxyType({})
 ) -> Callable[[str], str]:
     """Returns a function that parses one of several words; ``renamed`` maps old words to new."""
@@ -153,7 +155,7 @@ def _train(train: _Parser) -> None:
         "a recipe's name or YAML file (first; default: vmas_balance_mappo), then settings as "
         "key=value",
     )
-    train.option("--seeds", "0,1,2", "one run for each of these seeds; also 0..15", _seeds)
+    train.option("--seeds", "0,1,2", "one run for each of these seeds; also 0..15", _parse_seeds)
     train.switch(
         "--together",
         "train the runs of --seeds in parallel, in one program (all algorithms but "
@@ -215,7 +217,7 @@ def _sweep(sweep: _Parser) -> None:
         "a recipe's name or YAML file (first; default: vmas_balance_mappo), settings with several "
         "values, and settings of all runs",
     )
-    sweep.option("--seeds", "0..2", "seeds of each combination; default: 0,1,2", _seeds)
+    sweep.option("--seeds", "0..2", "seeds of each combination; default: 0,1,2", _parse_seeds)
     sweep.option("--out", "FOLDER", "folder; default: sweep_RECIPE in the current folder", Path)
     sweep.switch("--resume", "skip finished runs in that folder, and resume the others")
     sweep.switch(
@@ -223,12 +225,12 @@ def _sweep(sweep: _Parser) -> None:
         "train all runs in parallel, in one program; for settings that may differ between the "
         "members of a population, such as learner.lr",
     )
-    _jobs(sweep)
+    _add_job_options(sweep)
     sweep.switch("--dry-run", "show the number of runs and a forecast, and exit")
     sweep.trust()
 
 
-def _jobs(parser: _Parser) -> None:
+def _add_job_options(parser: _Parser) -> None:
     parser.option(
         "--jobs",
         "N",
@@ -241,7 +243,7 @@ def _jobs(parser: _Parser) -> None:
         "WHERE",
         "processes (default), ray (a task for each run), or slurm (a job for each run; needs the "
         "extra [slurm])",
-        _one_of(("processes", "ray", "slurm")),
+        _word_parser(("processes", "ray", "slurm")),
         "processes",
     )
     parser.add_argument(
@@ -277,7 +279,7 @@ def _suite(suite: _Parser) -> None:
     )
     suite.option("--out", "FOLDER", "folder; default: suite_NAME in the current folder", Path)
     suite.switch("--resume", "resume the suite in that folder, with the options it was begun with")
-    _jobs(suite)
+    _add_job_options(suite)
     suite.switch("--together", "train all seeds of a task and algorithm as one population")
     suite.switch("--dry-run", "show tasks, frames and a forecast, and exit")
     suite.trust()
@@ -305,7 +307,7 @@ def _evaluate(evaluate: _Parser) -> None:
         "in an environment of two sides: win rate against another run, RUN/players/NAME.pt, "
         "`random` or `heuristic`, playing both sides; printed only",
     )
-    _add_measuring(evaluate, "both")
+    _add_evaluation_options(evaluate, "both")
     evaluate.switch("--gif", "also write RUN/episode.gif")
     evaluate.switch("--mp4", "also write RUN/episode.mp4 (extra [video])")
     evaluate.option("--episodes-shown", "N", "episodes in an animation; default: 1", _COUNT, 1)
@@ -321,14 +323,14 @@ def _evaluate(evaluate: _Parser) -> None:
 def _compare(compare: _Parser) -> None:
     for name, metavar in (("first", "RUN_A"), ("second", "RUN_B")):
         compare.add_argument(name, metavar=metavar, help="a run folder, or a folder of several")
-    _add_measuring(compare, "as set in each run")
+    _add_evaluation_options(compare, "as set in each run")
     compare.switch(
         "--by-seed",
         "compare runs of the same seed in pairs; a significant result needs 6 pairs",
     )
 
 
-def _add_measuring(command: _Parser, kinds: str) -> None:
+def _add_evaluation_options(command: _Parser, kinds: str) -> None:
     """Adds the common options of commands that evaluate runs.
 
     Args:
@@ -336,15 +338,15 @@ def _add_measuring(command: _Parser, kinds: str) -> None:
         kinds (str): text for the help that says which actions are the default.
     """
     command.option("--episodes", "N", "number of episodes; default: 200", _COUNT, 200)
-    how = command.add_mutually_exclusive_group()
-    how.add_argument(
+    group = command.add_mutually_exclusive_group()
+    group.add_argument(
         "--stochastic",
         action="store_const",
         const=False,
         dest="deterministic",
         help="sampled actions only",
     )
-    how.add_argument(
+    group.add_argument(
         "--deterministic",
         action="store_const",
         const=True,
@@ -399,7 +401,7 @@ def _crossplay(crossplay: _Parser) -> None:
         "`crossplay` next to the runs",
         Path,
     )
-    _add_matches(crossplay)
+    _add_match_options(crossplay)
 
 
 @_command(
@@ -419,10 +421,10 @@ def _league(league: _Parser) -> None:
         10,
     )
     league.option("--out", "FOLDER", "folder of tables and plots; default: RUN/league", Path)
-    _add_matches(league)
+    _add_match_options(league)
 
 
-def _add_matches(command: _Parser) -> None:
+def _add_match_options(command: _Parser) -> None:
     """Adds the common options of commands that play matches."""
     command.option("--episodes", "N", "episodes of each pair; default: 100", _COUNT, 100)
     command.switch("--deterministic", "likeliest actions; default: sampled actions")
@@ -431,7 +433,7 @@ def _add_matches(command: _Parser) -> None:
     command.trust()
 
 
-def _add_other_env(command: _Parser) -> None:
+def _add_env_settings(command: _Parser) -> None:
     """Adds settings of the environment in which a run's policy is used."""
     meaning = "another environment than in training, such as env.kwargs.n_agents=8"
     command.words("settings", "env.NAME=VALUE", meaning)
@@ -445,10 +447,10 @@ def _add_other_env(command: _Parser) -> None:
 )
 def _export(export: _Parser) -> None:
     export.run()
-    _add_other_env(export)
+    _add_env_settings(export)
     export.option("--agent", "NAME", "a single agent; default: all")
     words = ", ".join(f"{word} ({meaning})" for word, meaning in FORMATS.items())
-    export.option("--format", "FORMAT", f"{words}; default: onnx", _one_of(FORMATS), "onnx")
+    export.option("--format", "FORMAT", f"{words}; default: onnx", _word_parser(FORMATS), "onnx")
     export.option("--out", "FOLDER", "folder; default: RUN/export", Path)
     export.trust()
 
@@ -462,7 +464,7 @@ def _export(export: _Parser) -> None:
 )
 def _serve(serve: _Parser) -> None:
     serve.run()
-    _add_other_env(serve)
+    _add_env_settings(serve)
     where = "host to listen on; default: 127.0.0.1; any other needs a token"
     serve.option("--host", None, where, default="127.0.0.1")
     serve.option("--port", None, "port; default: 7777; 0: a free one", _PORT, 7777)
@@ -480,7 +482,7 @@ def _serve(serve: _Parser) -> None:
         "--execution",
         "WORD",
         "compile (default: slower to start, fastest to answer), trace or eager",
-        _one_of(("compile", "trace", "eager")),
+        _word_parser(("compile", "trace", "eager")),
         "compile",
     )
     serve.trust()
@@ -530,7 +532,9 @@ def _report(report: _Parser) -> None:
     "recipes for completion and checks in editors.",
 )
 def _list(lists: _Parser) -> None:
-    lists.option("what", "WHAT", ", ".join(_LISTS), _one_of(_LISTS, _RENAMED_LISTS), nargs="?")
+    lists.option(
+        "what", "WHAT", ", ".join(_LIST_KINDS), _word_parser(_LIST_KINDS, _RENAMED_LISTS), nargs="?"
+    )
     lists.option("recipe", "RECIPE", "with `settings`: the recipe whose values to show", nargs="?")
     lists.switch("--markdown", "with `settings`: a Markdown table of the defaults")
     lists.option(

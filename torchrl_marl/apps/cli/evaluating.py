@@ -24,7 +24,7 @@ from torchrl_marl.training.run import Run
 
 __all__ = ["comparison_text", "print_against", "print_evaluation"]
 
-_KINDS = {"likeliest": "most likely", "drawn": "sampled"}
+_ACTION_NAMES = {"likeliest": "most likely", "drawn": "sampled"}
 
 
 def print_evaluation(config: TrainConfig, parsed: argparse.Namespace) -> None:
@@ -36,9 +36,11 @@ def print_evaluation(config: TrainConfig, parsed: argparse.Namespace) -> None:
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    randomize, other = _played(parsed.settings)
-    how = {"device": parsed.device, "trust": parsed.trust} | ({"settings": other} if other else {})
-    run = Run.load(Path(parsed.run), **how)
+    randomize, other = _parse_env_settings(parsed.settings)
+    load_options = {"device": parsed.device, "trust": parsed.trust} | (
+        {"settings": other} if other else {}
+    )
+    run = Run.load(Path(parsed.run), **load_options)
     own, kind = config.evaluation.deterministic, parsed.deterministic
     kinds = [own, not own] if kind is None else [kind]
     played: dict[bool, Episodes] = {}
@@ -56,7 +58,9 @@ def print_evaluation(config: TrainConfig, parsed: argparse.Namespace) -> None:
         print(table([("animation", str(run.folder / f"episode.{kind}")) for kind in kinds_drawn]))
 
 
-def _played(texts: Sequence[str]) -> tuple[dict[str, Any] | bool | None, dict[str, Any]]:
+def _parse_env_settings(
+    texts: Sequence[str],
+) -> tuple[dict[str, Any] | bool | None, dict[str, Any]]:
     """Reads the settings given to ``evaluate``.
 
     Returns:
@@ -85,40 +89,45 @@ def evaluation_text(found: Mapping[str, Mapping[str, float]]) -> str:
     Args:
         found (mapping): ``likeliest`` or ``drawn`` -> results with these actions.
     """
-    lines = [["", *(f"{_KINDS[kind]} actions" for kind in found)]]
+    lines = [["", *(f"{_ACTION_NAMES[kind]} actions" for kind in found)]]
     columns = list(found.values())
-    lines.append(["return", *(_with_interval(own, "return_mean", "return") for own in columns)])
-    lines.append(["least and greatest", *(_span(own, "return") for own in columns)])
+    lines.append(["return", *(_format_interval(own, "return_mean", "return") for own in columns)])
+    lines.append(["least and greatest", *(_format_range(own, "return") for own in columns)])
     groups = [key for key in columns[0] if key.endswith("/episode_reward")]
     for key in groups if len(groups) > 1 else ():
         name = f"return of {key.rpartition('/')[0]}"
-        lines.append([name, *(_with_interval(own, key, key) for own in columns)])
+        lines.append([name, *(_format_interval(own, key, key) for own in columns)])
     lines.append(
-        ["length", *(f"{number(own['length_mean'])} ({_span(own, 'length')})" for own in columns)]
+        [
+            "length",
+            *(f"{number(own['length_mean'])} ({_format_range(own, 'length')})" for own in columns),
+        ]
     )
     lines.append(["episodes", *(number(own["episodes"]) for own in columns)])
     return aligned(lines)
 
 
-def _with_interval(own: Mapping[str, float], key: str, name: str) -> str:
+def _format_interval(own: Mapping[str, float], key: str, name: str) -> str:
     if f"{name}_low" not in own:
         return number(own[key])
     return f"{number(own[key])} ({number(own[f'{name}_low'])} to {number(own[f'{name}_high'])})"
 
 
-def _span(own: Mapping[str, float], name: str) -> str:
+def _format_range(own: Mapping[str, float], name: str) -> str:
     return f"{number(own[f'{name}_min'])} to {number(own[f'{name}_max'])}"
 
 
 def comparison_text(found: Comparison) -> str:
     """Formats a comparison: a column for each side, then the difference and the verdict."""
     sides, gap = (found.first, found.second), found.paired.difference
-    kinds = [" and ".join(_KINDS[kind] for kind in dict.fromkeys(side.kinds)) for side in sides]
+    kinds = [
+        " and ".join(_ACTION_NAMES[kind] for kind in dict.fromkeys(side.kinds)) for side in sides
+    ]
     lines = [
         ["", *(side.name for side in sides)],
         ["runs", *(str(len(side.folders)) for side in sides)],
         ["actions", *kinds],
-        ["return", *(_return_of(side) for side in sides)],
+        ["return", *(_format_return(side) for side in sides)],
     ]
     n = found.first.returns.shape[1]
     gap_text = number(gap.value)
@@ -133,9 +142,9 @@ def comparison_text(found: Comparison) -> str:
     return "\n".join([aligned(lines), table([*rows, *more]), f"  {found.verdict}."])
 
 
-def _return_of(side: Side) -> str:
+def _format_return(side: Side) -> str:
     if len(side.played) == 1:
-        return _with_interval(side.played[0].figures(), "return_mean", "return")
+        return _format_interval(side.played[0].figures(), "return_mean", "return")
     means = side.returns.mean(1)
     return f"{number(float(means.mean()))} (runs {number(means.min())} to {number(means.max())})"
 
@@ -178,16 +187,16 @@ def print_against(config: TrainConfig, parsed: argparse.Namespace) -> None:
     rows = [("actions", kind_of(kind))]
     first = cross_play(me, other, env, parsed.episodes, **options)[0, 0]
     if seats.alike:
-        rows += _outcome(first, "seats", "both, half of the games each")
+        rows += _result_rows(first, "seats", "both, half of the games each")
     else:
         second = cross_play(other, me, env, parsed.episodes, **options)[0, 0]
-        rows += _outcome(first, "side", next(iter(seats.agents[0])))
-        rows += _outcome(second, "side", next(iter(seats.agents[1])), turned=True)
+        rows += _result_rows(first, "side", next(iter(seats.agents[0])))
+        rows += _result_rows(second, "side", next(iter(seats.agents[1])), turned=True)
     env.close()
     print(table(rows))
 
 
-def _outcome(
+def _result_rows(
     entry: TensorDictBase, what: str, seat: str, turned: bool = False
 ) -> list[tuple[str, str]]:
     """Returns rows for the games on one side; ``turned``: the entry counts the opponent's wins."""

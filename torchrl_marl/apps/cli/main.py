@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         leave_current_folder()
     try:
-        return _run(arguments)
+        return _run_command(arguments)
     except UserError as error:
         print_error(error)
         return 2
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _run(arguments: list[str]) -> int:
+def _run_command(arguments: list[str]) -> int:
     command = next((text for text in arguments if not text.startswith("-")), None)
     if command is not None and command not in COMMANDS:
         raise ConfigError(
@@ -94,17 +94,17 @@ def _run(arguments: list[str]) -> int:
     unknown = [text for text in rest if text.startswith("-") or more is None]
     if unknown:
         raise ConfigError(
-            f"unknown argument {quoted(unknown[0])}; {_as_setting(parsed, unknown[0], arguments)}"
+            f"unknown argument {quoted(unknown[0])}; {_setting_hint(parsed, unknown[0], arguments)}"
             f"`torchrl-marl {parsed.command or ''} --help` shows all.".replace("  ", " ")
         )
     if more is not None:
         more.extend(rest)
     with trusting(getattr(parsed, "trust", False)):
-        _ACTIONS[parsed.command](parsed)
+        _COMMAND_FUNCTIONS[parsed.command](parsed)
     return 0
 
 
-def _as_setting(parsed: argparse.Namespace, option: str, arguments: list[str]) -> str:
+def _setting_hint(parsed: argparse.Namespace, option: str, arguments: list[str]) -> str:
     """Returns ``"did you mean 'seed=1'? "`` for ``--seed 1``, if the command takes settings."""
     from torchrl_marl.recipes import explain
 
@@ -125,7 +125,7 @@ def _train(parsed: argparse.Namespace) -> None:
     from torchrl_marl.training.recorder import check_logging
 
     recipe, texts = _recipe_and_settings(parsed)
-    find = _together if parsed.together else _configs_of_seeds
+    find = _population_configs if parsed.together else _configs_of_seeds
     configs = find(recipe, texts, parsed.seeds)
     for one in configs:
         listeners.check_device(one)
@@ -169,7 +169,9 @@ def _recipe_and_settings(parsed: argparse.Namespace) -> tuple[str, list[str]]:
     return recipe or DEFAULT_RECIPE, texts
 
 
-def _together(recipe: str, texts: list[str], seeds: list[int] | None) -> list[TrainConfig]:
+def _population_configs(
+    recipe: str, texts: list[str], seeds: list[int] | None
+) -> list[TrainConfig]:
     """Returns the settings of a population that has one member for each seed."""
     from torchrl_marl.recipes import load_config
 
@@ -182,7 +184,7 @@ def _together(recipe: str, texts: list[str], seeds: list[int] | None) -> list[Tr
             f"--seeds is {','.join(map(str, seeds))}, expected seeds without a gap beside "
             f"--together; use --seeds {min(seeds)}..{min(seeds) + len(seeds) - 1}."
         )
-    _refuse_seed(texts)
+    _reject_seed_setting(texts)
     if any(text.startswith("population.size=") for text in texts):
         raise ConfigError(
             "population.size=... and --together are both given, expected one; drop population.size."
@@ -195,7 +197,7 @@ def _configs_of_seeds(recipe: str, texts: list[str], seeds: list[int] | None) ->
 
     if seeds is None:
         return [load_config(recipe, texts)]
-    _refuse_seed(texts)
+    _reject_seed_setting(texts)
     configs = []
     for seed in seeds:
         config = load_config(recipe, [*texts, f"seed={seed}"])
@@ -205,7 +207,7 @@ def _configs_of_seeds(recipe: str, texts: list[str], seeds: list[int] | None) ->
     return configs
 
 
-def _refuse_seed(texts: list[str]) -> None:
+def _reject_seed_setting(texts: list[str]) -> None:
     if any(text.startswith("seed=") for text in texts):
         raise ConfigError("seed=... and --seeds are both given, expected one; drop seed=...")
 
@@ -235,7 +237,7 @@ def _evaluate(parsed: argparse.Namespace) -> None:
     from torchrl_marl.runs import check_device
     from torchrl_marl.training.config import last_stage, read_run_config
 
-    _refuse_words(parsed)
+    _reject_extra_words(parsed)
     config = read_run_config(last_stage(parsed.run))
     if parsed.device:
         config = dataclasses.replace(config, device=parsed.device)
@@ -252,10 +254,10 @@ def _compare(parsed: argparse.Namespace) -> None:
     from torchrl_marl.apps.cli.evaluating import comparison_text
     from torchrl_marl.apps.comparison import compare
 
-    print(comparison_text(compare(**_options(parsed))))
+    print(comparison_text(compare(**_parsed_options(parsed))))
 
 
-def _options(parsed: argparse.Namespace, but: str = "") -> dict[str, Any]:
+def _parsed_options(parsed: argparse.Namespace, but: str = "") -> dict[str, Any]:
     """Returns a command's parsed arguments as keyword arguments, without those named in ``but``."""
     others = ("command", "rest", but)
     return {key: value for key, value in vars(parsed).items() if key not in others}
@@ -282,20 +284,20 @@ def _tune(parsed: argparse.Namespace) -> None:
 def _suite(parsed: argparse.Namespace) -> None:
     from torchrl_marl.apps.suites.running import suite_command
 
-    suite_command(parsed.settings, **_options(parsed, but="settings"))
+    suite_command(parsed.settings, **_parsed_options(parsed, but="settings"))
 
 
 def _sweep(parsed: argparse.Namespace) -> None:
     from torchrl_marl.apps.suites.sweep import sweep_command
 
     recipe, texts = _recipe_and_settings(parsed)
-    sweep_command(recipe, texts, **_options(parsed, but="settings"))
+    sweep_command(recipe, texts, **_parsed_options(parsed, but="settings"))
 
 
 def _record(parsed: argparse.Namespace) -> None:
     from torchrl_marl.apps.record import record_command
 
-    record_command(parsed.settings, **_options(parsed, but="settings"))
+    record_command(parsed.settings, **_parsed_options(parsed, but="settings"))
 
 
 def beside(folders: Iterable[str | Path]) -> Path:
@@ -337,7 +339,7 @@ def _crossplay(parsed: argparse.Namespace) -> None:
 
     given = [str(one) for name in parsed.players for one in seed_folders(name) or [name]]
     folders = runs_of_players(given) or [Path()]
-    _play_off(given, given, parsed.out or free(beside(folders) / "crossplay"), parsed)
+    _play_all_pairs(given, given, parsed.out or free(beside(folders) / "crossplay"), parsed)
 
 
 def _league(parsed: argparse.Namespace) -> None:
@@ -345,19 +347,21 @@ def _league(parsed: argparse.Namespace) -> None:
     from torchrl_marl.training.pool import stored_players
 
     run = Path(parsed.run)
-    everybody = stored_players(run)
-    chosen = players.evenly(everybody, parsed.players)
-    if len(chosen) < len(everybody):
-        print(f"{len(chosen)} of {len(everybody)} stored players; --players N takes more")
+    all_players = stored_players(run)
+    chosen = players.evenly(all_players, parsed.players)
+    if len(chosen) < len(all_players):
+        print(f"{len(chosen)} of {len(all_players)} stored players; --players N takes more")
     paths, names = ([str(one.path) for one in chosen], [one.path.stem for one in chosen])
     out = run / "league" if parsed.out is None else parsed.out
-    found, rows = _play_off([*paths, str(run), "random"], [*names, "now", "random"], out, parsed)
+    found, rows = _play_all_pairs(
+        [*paths, str(run), "random"], [*names, "now", "random"], out, parsed
+    )
     when = {rows[i]: one.frames for i, one in enumerate(chosen) if one.kind == "snapshot"}
     if len(when) > 1:
         print(players.rating_curve(when, found, path=out / "ratings.png"))
 
 
-def _play_off(
+def _play_all_pairs(
     given: list[str], names: list[str], out: Path, parsed: argparse.Namespace
 ) -> tuple[Standing | TensorDictBase, list[int]]:
     """Plays all players against each other, then prints and writes the results.
@@ -379,9 +383,9 @@ def _play_off(
     label = dict(zip(given, names))
     once = list(dict.fromkeys(first.values()))
     names = [" = ".join(label[x] for x in given if first[x] == name) for name in once]
-    everybody = [policies[name] for name in once]
+    all_players = [policies[name] for name in once]
     options = {"deterministic": parsed.deterministic, "seed": parsed.seed}
-    table_of_all = cross_play(everybody, everybody, env, parsed.episodes, **options)
+    table_of_all = cross_play(all_players, all_players, env, parsed.episodes, **options)
     env.close()
     found = players.standing(table_of_all) if sides.alike else None
     # In an environment with asymmetric sides, the row's player has the first side.
@@ -401,7 +405,7 @@ def _export(parsed: argparse.Namespace) -> None:
     silence_libraries()
     from torchrl_marl.training.run import Run
 
-    other = _other_env(parsed)
+    other = _parse_env_settings(parsed)
     run = Run.load(Path(parsed.run), device="cpu", trust=parsed.trust, settings=other)
     made = run.export(parsed.agent, format=parsed.format, folder=parsed.out)
     print(table([(name, str(folder)) for name, folder in made.agents.items()]))
@@ -433,18 +437,21 @@ def _serve(parsed: argparse.Namespace) -> None:
     silence_libraries()
     from torchrl_marl.apps.serving import serve
 
-    serve(parsed.run, **{**_options(parsed, but="run"), "settings": _other_env(parsed)})
+    serve(
+        parsed.run,
+        **{**_parsed_options(parsed, but="run"), "settings": _parse_env_settings(parsed)},
+    )
 
 
-def _other_env(parsed: argparse.Namespace) -> dict[str, Any] | None:
+def _parse_env_settings(parsed: argparse.Namespace) -> dict[str, Any] | None:
     """Returns the settings of another environment than in training; None if none are given."""
     from torchrl_marl.settings import parse_overrides
 
-    _refuse_words(parsed)
+    _reject_extra_words(parsed)
     return parse_overrides(parsed.settings) or None
 
 
-def _refuse_words(parsed: argparse.Namespace) -> None:
+def _reject_extra_words(parsed: argparse.Namespace) -> None:
     """Raises an error for an argument that is no setting."""
     unknown = next((text for text in parsed.settings if "=" not in text), None)
     if unknown is not None:
@@ -469,7 +476,7 @@ def _list(parsed: argparse.Namespace) -> None:
             f"--for is given without `algorithms`, expected: list algorithms --for {environment}."
         )
     if environment is not None:
-        _list_fitting(environment)
+        _list_fitting_algorithms(environment)
     elif what == "settings":
         _list_settings(recipe, parsed.markdown)
     elif what == "schema":
@@ -477,10 +484,10 @@ def _list(parsed: argparse.Namespace) -> None:
     else:
         for one in [what] if what else ("recipes", "scenarios", "algorithms"):
             print(f"{one}:")
-            print(table(_rows_of(one)))
+            print(table(_list_rows(one)))
 
 
-def _rows_of(what: str) -> list[tuple[str, str]]:
+def _list_rows(what: str) -> list[tuple[str, str]]:
     from torchrl_marl import recipes
     from torchrl_marl.envs.libraries import environment_rows
     from torchrl_marl.learners.algorithms import ALGORITHMS
@@ -503,7 +510,7 @@ def _list_schema() -> None:
     print(json.dumps(json_schema(TrainConfig, "a recipe of torchrl_marl"), indent=2))
 
 
-def _list_fitting(environment: str) -> None:
+def _list_fitting_algorithms(environment: str) -> None:
     silence_libraries()
     from torchrl_marl.apps.choosing import algorithms_for
 
@@ -526,7 +533,7 @@ def _list_settings(recipe: str | None, markdown: bool) -> None:
     print(settings_table(chosen, words=True))
 
 
-_ACTIONS = {
+_COMMAND_FUNCTIONS = {
     "train": _train,
     "evaluate": _evaluate,
     "compare": _compare,

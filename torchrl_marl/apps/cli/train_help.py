@@ -27,7 +27,7 @@ class HelpAll(argparse.Action):
 
 
 # Settings that most runs set; `train --help` folds the others.
-_COMMON = (
+_COMMON_SETTINGS = (
     *("seed", "device", "execution", "total_frames", "frames_per_batch", "stop_at_return"),
     *("folder", "init_from", "env.library", "env.name", "env.num_envs", "env.max_steps"),
     *("env.continuous_actions", "env.state", "env.kwargs", "env.randomize", "learner.algorithm"),
@@ -40,7 +40,7 @@ _COMMON = (
 )
 
 
-def _folded(keys: Iterable[str]) -> str:
+def _count_by_section(keys: Iterable[str]) -> str:
     """Returns how many settings each section has, such as ``league.* (12)``."""
     sections = Counter(key.partition(".")[0] + ".*" * ("." in key) for key in keys)
     return ", ".join(f"{name} ({n})" if "*" in name else name for name, n in sections.items())
@@ -55,9 +55,9 @@ def train_epilog(*, every: bool = False) -> str:
     from torchrl_marl.recipes import DEFAULT_RECIPE, explain, read_config
 
     known = explain(read_config(DEFAULT_RECIPE))
-    chosen = [setting for setting in known if every or setting.key in _COMMON]
+    chosen = [setting for setting in known if every or setting.key in _COMMON_SETTINGS]
     rest = [setting.key for setting in known if setting not in chosen]
-    folded = f"\n\nMore settings by --help-all: {_folded(rest)}." if rest else ""
+    folded = f"\n\nMore settings by --help-all: {_count_by_section(rest)}." if rest else ""
     return (
         "examples:\n"
         "  torchrl-marl train\n"

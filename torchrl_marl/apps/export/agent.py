@@ -246,12 +246,12 @@ class AgentActor:
         legal: tuple[Field, ...] = ()
         if self.group.action_mask_key is not None:
             legal = (Field("action_mask", (self.n_options,), "bool"),)
-        done = ["action", *self._parameters(), *["next_hidden"] * bool(size)]
+        done = ["action", *self._parameter_names(), *["next_hidden"] * bool(size)]
         if self.channel is None:
-            act = Act(observe, body, self._choice(), len(seen))
+            act = Act(observe, body, self._action_selector(), len(seen))
             return [Program.of("act", act, (*seen, *legal, *memory), done)]
         assert isinstance(body, TeamNetwork)
-        state = AgentState(observe, body, self._choice(), len(seen), network.position)
+        state = AgentState(observe, body, self._action_selector(), len(seen), network.position)
         return list(talking_programs(state, (*seen, *memory), legal, done, self.channel, size))
 
     def describe(self) -> dict[str, Any]:
@@ -277,7 +277,7 @@ class AgentActor:
             "action": action,
             "state_size": self.memory_size,
             "versions": VERSIONS,
-            "communication": self._communication(),
+            "communication": self._describe_communication(),
         }
 
     # --------------------------------------------------------------------------- communication
@@ -305,7 +305,7 @@ class AgentActor:
         names = [own.groups[own.group_index[place]].name for place in self.senders()]
         return list(dict.fromkeys(names))
 
-    def _communication(self) -> dict[str, Any] | None:
+    def _describe_communication(self) -> dict[str, Any] | None:
         if self.channel is None:
             return None
         config, one = self.channel.config, self.channel.rounds[0]
@@ -337,7 +337,7 @@ class AgentActor:
             return "categorical"
         return "normal" if self._bounds() is None else "tanh_normal"
 
-    def _parameters(self) -> list[str]:
+    def _parameter_names(self) -> list[str]:
         if self._distribution() == "none":
             return ["action_value"] if self.group.discrete else ["loc"]
         if self.group.hybrid:
@@ -352,7 +352,7 @@ class AgentActor:
             return None
         return bounds[0][self.number, :width], bounds[1][self.number, :width]
 
-    def _choice(self) -> nn.Module:
+    def _action_selector(self) -> nn.Module:
         head, n = self.network.head, self.group.action_dims[self.number]
         if self.group.branches:
             best = BestOfEach(self.group.branches, self.action_spec.dtype)
@@ -381,7 +381,7 @@ def agents_of(policy: nn.Module) -> dict[str, AgentActor]:
         >>> agents_of(make_actor(team.groups["car"]))["car_1"].programs()[0].outputs[0]
         Field(name='action', shape=(2,), dtype='float32')
     """
-    found = list(_agents(policy))
+    found = list(_iterate_agents(policy))
     names = [agent.name for agent in found]
     named = [
         replace(agent, name=f"{agent.group.name}.{agent.name}")
@@ -395,7 +395,7 @@ def agents_of(policy: nn.Module) -> dict[str, AgentActor]:
     return {agent.name: replace(agent, peers=peers[id(agent.actor)]) for agent in named}
 
 
-def _agents(policy: nn.Module) -> Iterator[AgentActor]:
+def _iterate_agents(policy: nn.Module) -> Iterator[AgentActor]:
     for actor in policy.modules():
         if not isinstance(actor, (GroupActor, DeterministicActor)):
             continue

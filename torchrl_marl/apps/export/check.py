@@ -26,7 +26,7 @@ from torchrl_marl.modules.communication.rounds import Chain
 
 __all__ = ["Comparison", "InMemory", "check_players"]
 
-_LONGEST = 2_000
+_MAX_STEPS = 2_000
 
 
 @dataclass
@@ -77,11 +77,11 @@ class InMemory(Player):
     """
 
     def __init__(self, agent: AgentActor, seed: int | None = None) -> None:
-        programs = {program.name: _Function(program) for program in agent.programs()}
+        programs = {program.name: _ProgramInMemory(program) for program in agent.programs()}
         self._start(agent.describe(), programs, seed)
 
 
-class _Function:
+class _ProgramInMemory:
     """A program in memory, called as a player calls its programs."""
 
     def __init__(self, program: Program) -> None:
@@ -123,7 +123,7 @@ def check_players(
         UserError: actions differ.
     """
     found, first = Comparison(), (0,) * len(env.batch_size)
-    teams = _teams(policy, players)
+    teams = _group_by_actor(policy, players)
     carry = env.reset()
     ended = False
     with set_exploration_type(ExplorationType.DETERMINISTIC), contextlib.ExitStack() as stack:
@@ -136,34 +136,38 @@ def check_players(
             step, carry = env.step_and_maybe_reset(acted)
             found.steps += 1
             ended |= bool(step["next", "done"][first].any())
-            if found.steps >= max(steps, _LONGEST):
+            if found.steps >= max(steps, _MAX_STEPS):
                 break
     if found.differ:
         raise UserError(f"exported agents act differently from their team: {found}.")
     return found
 
 
-def _teams(policy: nn.Module, players: Mapping[str, Player]) -> list[_Team]:
+def _group_by_actor(policy: nn.Module, players: Mapping[str, Player]) -> list[_CheckedTeam]:
     """Returns the agents to compare, by actor.
 
     These are the exported agents. If the agents of an actor communicate, its other agents are
     included.
     """
-    together: dict[int, dict[str, AgentActor]] = {}
+    by_actor: dict[int, dict[str, AgentActor]] = {}
     for name, agent in agents_of(policy).items():
-        together.setdefault(id(agent.actor), {})[name] = agent
+        by_actor.setdefault(id(agent.actor), {})[name] = agent
     teams = []
-    for agents in together.values():
+    for agents in by_actor.values():
         if not players.keys() & agents.keys():
             continue
-        talk = next(iter(agents.values())).channel is not None
-        own = {name: agent for name, agent in agents.items() if talk or name in players}
-        run = {n: players[n] if n in players else InMemory(agent) for n, agent in own.items()}
-        teams.append(_Team(own, run))
+        communicates = next(iter(agents.values())).channel is not None
+        team_agents = {
+            name: agent for name, agent in agents.items() if communicates or name in players
+        }
+        team_players = {
+            n: players[n] if n in players else InMemory(agent) for n, agent in team_agents.items()
+        }
+        teams.append(_CheckedTeam(team_agents, team_players))
     return teams
 
 
-class _Team:
+class _CheckedTeam:
     """Agents of one actor, each with a player."""
 
     def __init__(self, agents: Mapping[str, AgentActor], players: Mapping[str, Player]) -> None:
@@ -178,19 +182,19 @@ class _Team:
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
         """Context in which the actor's last output and its communication links are recorded."""
-        handles = [self.actor.register_forward_hook(self._keep_output)]
+        handles = [self.actor.register_forward_hook(self._record_output)]
         if self.channel is not None:
-            handles.append(self.channel.links.register_forward_hook(self._keep_links))
+            handles.append(self.channel.links.register_forward_hook(self._record_links))
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _keep_output(self, module: nn.Module, _: Any, output: TensorDictBase) -> None:
+    def _record_output(self, module: nn.Module, _: Any, output: TensorDictBase) -> None:
         self.output = output
 
-    def _keep_links(self, module: nn.Module, _: Any, output: Tensor) -> None:
+    def _record_links(self, module: nn.Module, _: Any, output: Tensor) -> None:
         self.links = output
 
     def compare(
@@ -209,30 +213,35 @@ class _Team:
         for name, row in rows.items():
             if row.get("is_init", None) is not None and bool(row["is_init"]):
                 self.players[name].reset()
-        actions = self._act(rows, None if self.links is None else self.links[first])
+        actions = self._act_as_team(rows, None if self.links is None else self.links[first])
         assert self.output is not None
         for name in rows.keys() & players.keys():
             agent, player = self.agents[name], self.players[name]
-            expected = _own(rows[name]["action"], tuple(agent.action_spec.shape))
-            said = self.output.get(agent.actor.group.name)[first][agent.place]
-            pairs = [(x, _own(said[word], x.shape)) for word, x in player.parameters.items()]
+            expected = _without_padding(rows[name]["action"], tuple(agent.action_spec.shape))
+            outputs = self.output.get(agent.actor.group.name)[first][agent.place]
+            pairs = [
+                (x, _without_padding(outputs[word], x.shape))
+                for word, x in player.parameters.items()
+            ]
             found.add(actions[name], expected, pairs, close)
 
-    def _act(self, rows: Mapping[str, TensorDictBase], links: Tensor | None) -> dict[str, Any]:
-        seen = {name: _observation(self.agents[name], row) for name, row in rows.items()}
-        legal = {name: _legal(self.agents[name], row) for name, row in rows.items()}
+    def _act_as_team(
+        self, rows: Mapping[str, TensorDictBase], links: Tensor | None
+    ) -> dict[str, Any]:
+        seen = {name: _read_observation(self.agents[name], row) for name, row in rows.items()}
+        legal = {name: _legal_actions(self.agents[name], row) for name, row in rows.items()}
         if self.channel is None:
             return {n: self.players[n].act(seen[n], action_mask=legal[n]) for n in rows}
         players = {name: self.players[name] for name in rows}
-        said = {name: player.speak(seen[name]) for name, player in players.items()}
+        messages = {name: player.speak(seen[name]) for name, player in players.items()}
         if isinstance(self.channel.rounds[0], Chain):
-            _relay(players)
+            _relay_messages(players)
             return {name: player.act(action_mask=legal[name]) for name, player in players.items()}
         assert links is not None
-        linked = {n: [m for m in rows if links[self._place(n), self._place(m)]] for n in rows}
+        linked = {n: [m for m in rows if links[self._index_of(n), self._index_of(m)]] for n in rows}
 
         def inbox(name: str) -> dict[str, Any]:
-            return {other: said[other] for other in linked[name]}
+            return {other: messages[other] for other in linked[name]}
 
         if self.channel.delay is not None:
             actions = {n: player.act(action_mask=legal[n]) for n, player in players.items()}
@@ -240,14 +249,14 @@ class _Team:
                 player.hear(inbox(name))
             return actions
         for _ in self.channel.rounds[1:]:
-            said = {name: player.hear(inbox(name)) for name, player in players.items()}
+            messages = {name: player.hear(inbox(name)) for name, player in players.items()}
         return {n: p.act(inbox=inbox(n), action_mask=legal[n]) for n, p in players.items()}
 
-    def _place(self, name: str) -> int:
+    def _index_of(self, name: str) -> int:
         return self.agents[name].place
 
 
-def _relay(players: Mapping[str, Player]) -> None:
+def _relay_messages(players: Mapping[str, Player]) -> None:
     """Passes messages along the line of agents: from first to last, then from last to first."""
     for back in (False, True):
         handed = None
@@ -259,22 +268,25 @@ def _is_alive(agent: AgentActor, row: TensorDictBase) -> bool:
     return agent.group.mask_key is None or bool(row["mask"])
 
 
-def _observation(agent: AgentActor, row: TensorDictBase) -> dict[str, np.ndarray]:
+def _read_observation(agent: AgentActor, row: TensorDictBase) -> dict[str, np.ndarray]:
     fields = agent.observation()
-    return {field.name: _own(row[tuple(field.name.split("."))], field.shape) for field in fields}
+    return {
+        field.name: _without_padding(row[tuple(field.name.split("."))], field.shape)
+        for field in fields
+    }
 
 
-def _legal(agent: AgentActor, row: TensorDictBase) -> np.ndarray | None:
+def _legal_actions(agent: AgentActor, row: TensorDictBase) -> np.ndarray | None:
     """Returns the agent's action mask.
 
     If no action is legal, the mask is all True, as in the team's policy.
     """
     if (legal := row.get("action_mask", None)) is None:
         return None
-    legal = _own(legal, (agent.n_options,))
+    legal = _without_padding(legal, (agent.n_options,))
     return legal | ~legal.any()
 
 
-def _own(value: Tensor, shape: tuple[int, ...]) -> np.ndarray:
+def _without_padding(value: Tensor, shape: tuple[int, ...]) -> np.ndarray:
     """Returns a padded leaf without its padding."""
     return value[tuple(slice(0, size) for size in shape)].cpu().numpy()

@@ -19,7 +19,7 @@ from torchrl_marl.modules.precision import set_precision
 
 __all__ = ["TeamParameters", "read_parameters"]
 
-_MOST = 1 << 24  # numbers that float32 counts exactly
+_LIMIT = 1 << 24  # numbers that float32 counts exactly
 
 
 def read_parameters(folder: Path) -> dict[str, Tensor]:
@@ -89,13 +89,13 @@ class TeamParameters:
 
     def __init__(self, policy: nn.Module, known: Collection[str]) -> None:
         self.parameters = list(policy.parameters())
-        flat = self._flat()
-        if len(flat) > _MOST:
+        flat = self._flat_parameters()
+        if len(flat) > _LIMIT:
             raise ConfigError(
-                f"the policy has more than {_MOST:,} parameters, which cannot be split by agent; "
+                f"the policy has more than {_LIMIT:,} parameters, which cannot be split by agent; "
                 "start from its run instead."
             )
-        places, held = _places(policy), torch.zeros(len(flat), dtype=torch.bool)
+        places, held = _parameter_positions(policy), torch.zeros(len(flat), dtype=torch.bool)
         for name in places.keys() & set(known):
             held[places[name]] = True
         self.places = {
@@ -103,7 +103,7 @@ class TeamParameters:
         }
         self.leaves = {name: flat[own] for name, own in self.places.items()}
 
-    def _flat(self) -> Tensor:
+    def _flat_parameters(self) -> Tensor:
         return torch.cat([x.detach().reshape(-1).cpu() for x in self.parameters])
 
     @torch.no_grad()
@@ -113,7 +113,7 @@ class TeamParameters:
         Raises:
             ConfigError: agents that share a parameter here have different ones; all are named.
         """
-        flat = self._flat()
+        flat = self._flat_parameters()
         for name, own in self.places.items():
             flat[own] = self.leaves[name]
         differ = [n for n, own in self.places.items() if not torch.equal(flat[own], self.leaves[n])]
@@ -126,7 +126,7 @@ class TeamParameters:
             x.copy_(values.view_as(x))
 
 
-def _places(policy: nn.Module) -> dict[str, Tensor]:
+def _parameter_positions(policy: nn.Module) -> dict[str, Tensor]:
     """Returns where each element of each agent's parameters lies among the policy's parameters.
 
     A copy of the policy has the numbers 0, 1, 2 and so on as parameters, and is split by agent.

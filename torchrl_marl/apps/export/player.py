@@ -84,7 +84,7 @@ class Player:
         self.interface, self.programs = interface, programs
         self.random = np.random.default_rng(seed)
         self.parameters: Arrays = {}
-        self._talk: dict[str, Any] = interface.get("communication") or {}
+        self._communication: dict[str, Any] = interface.get("communication") or {}
         self._hidden = np.zeros(interface["state_size"], np.float32)
         self.reset()
 
@@ -95,21 +95,23 @@ class Player:
 
     def reset(self) -> None:
         """Clears hidden state and messages; the next step is the first of an episode."""
-        self._begins, self._silent, self._round = True, False, 0
+        self._is_first_step, self._silent, self._round = True, False, 0
         self._state: np.ndarray | None = None
-        self._handed: Arrays = {}
-        self._relayed: set[str] = set()
-        self._pending: list[tuple[np.ndarray, Arrays]] = []  # states, messages of the last steps
+        self._neighbor_messages: Arrays = {}
+        self._relayed_directions: set[str] = set()
+        self._delayed_inboxes: list[
+            tuple[np.ndarray, Arrays]
+        ] = []  # states, messages of the last steps
 
     @property
     def rounds(self) -> int:
         """Number of communication rounds in a step; 0 without communication."""
-        return self._talk["rounds"] if self._talk else 0
+        return self._communication["rounds"] if self._communication else 0
 
     @property
     def delay(self) -> int:
         """Number of steps after which a received message is used."""
-        return self._talk.get("delay", 0)
+        return self._communication.get("delay", 0)
 
     def act(
         self,
@@ -135,20 +137,23 @@ class Player:
                 the agent must first speak in this step.
         """
         given: Arrays = {"action_mask": action_mask}
-        if not self._talk:
-            given |= {**self._observation(observation), **self._memory()}
-        elif self._talk["relays"]:
-            given |= {"state": self._state_to_act(observation), **self._handed}
+        if not self._communication:
+            given |= {**self._observation_inputs(observation), **self._memory_inputs()}
+        elif self._communication["relays"]:
+            given |= {"state": self._state_for_action(observation), **self._neighbor_messages}
         elif self.delay:
-            given |= {"state": self._state_to_act(observation), "words": self._decoded(inbox)}
+            given |= {
+                "state": self._state_for_action(observation),
+                "words": self._decode_delayed_messages(inbox),
+            }
         else:
-            given |= {"state": self._state_to_act(observation), **self._received(inbox)}
-        outputs = self._run("act", given)
-        self._state, self._begins = None, False
+            given |= {"state": self._state_for_action(observation), **self._stack_messages(inbox)}
+        outputs = self._run_program("act", given)
+        self._state, self._is_first_step = None, False
         self._hidden = outputs.pop("next_hidden", self._hidden)
         action = outputs.pop("action")
         self.parameters = outputs
-        return action if deterministic else self._sample(action)
+        return action if deterministic else self._sample_action(action)
 
     def speak(self, observation: Any, *, deterministic: bool = True) -> np.ndarray | None:
         """Returns the agent's first message in a step; None if it is silent or relays messages.
@@ -162,13 +167,15 @@ class Player:
         Raises:
             PlayerError: the agent does not communicate, or an input does not fit.
         """
-        if not self._talk:
+        if not self._communication:
             raise self._error(" does not communicate; call act(observation).")
-        outputs = self._run("speak", {**self._observation(observation), **self._memory()})
-        self._state, self._round, self._relayed = outputs["state"], 0, set()
-        self._pending = [*self._pending, (self._state, {})][-1 - self.delay :]
-        size = self._talk["message_size"]
-        self._handed = {way: np.zeros(size, np.float32) for way in ("before", "behind")}
+        outputs = self._run_program(
+            "speak", {**self._observation_inputs(observation), **self._memory_inputs()}
+        )
+        self._state, self._round, self._relayed_directions = outputs["state"], 0, set()
+        self._delayed_inboxes = [*self._delayed_inboxes, (self._state, {})][-1 - self.delay :]
+        size = self._communication["message_size"]
+        self._neighbor_messages = {way: np.zeros(size, np.float32) for way in ("before", "behind")}
         logit = float(outputs.get("gate_logits", [np.inf])[0])
         threshold = 0.5 if deterministic else self.random.random()
         self._silent = not threshold < 1 / (1 + np.exp(-logit))
@@ -193,16 +200,16 @@ class Player:
             expected = f"expected 0 to {self.delay}, its delay"
             raise self._error(f" was given messages from {ago} steps ago, {expected}.")
         if self.delay:
-            words = self._messages(inbox)
-            if ago < len(self._pending):
-                self._pending[-1 - ago][1].update(words)
+            words = self._check_inbox(inbox)
+            if ago < len(self._delayed_inboxes):
+                self._delayed_inboxes[-1 - ago][1].update(words)
             return None
-        state = self._state_spoken()
+        state = self._state_after_speaking()
         if self._round + 1 >= self.rounds:
             rounds = f" has received all rounds but the last of {self.rounds}"
             raise self._error(f"{rounds}, whose messages act takes; call act(inbox=...).")
-        given = {"state": state, **self._received(inbox)}
-        outputs = self._run(f"hear_{self._round + 1}", given)
+        given = {"state": state, **self._stack_messages(inbox)}
+        outputs = self._run_program(f"hear_{self._round + 1}", given)
         self._state, self._round = outputs["next_state"], self._round + 1
         return None if self._silent else outputs["message"]
 
@@ -215,36 +222,36 @@ class Player:
         Keyword Args:
             back (bool): True if messages go from the last agent to the first.
         """
-        state = self._state_spoken()
-        if not self._talk["relays"]:
+        state = self._state_after_speaking()
+        if not self._communication["relays"]:
             raise self._error(" does not relay; call act(inbox=...).")
         way = "behind" if back else "before"
-        handed = self._handed[way] if handed is None else handed
-        handed = self._checked("'handed'", handed, self._handed[way].shape)
+        handed = self._neighbor_messages[way] if handed is None else handed
+        handed = self._check_array("'handed'", handed, self._neighbor_messages[way].shape)
         program, passed = "back" if back else "forth", handed.copy()
         if not self._silent:
-            passed = self._run(program, {"state": state, "handed": handed})["handed_on"]
-        self._handed[way] = handed
-        self._relayed.add(way)
+            passed = self._run_program(program, {"state": state, "handed": handed})["handed_on"]
+        self._neighbor_messages[way] = handed
+        self._relayed_directions.add(way)
         return passed
 
-    def _state_to_act(self, observation: Any) -> np.ndarray:
+    def _state_for_action(self, observation: Any) -> np.ndarray:
         """Returns the state for the action; raises an error if a call must come before ``act``."""
-        state = self._state_spoken()
+        state = self._state_after_speaking()
         if observation is not None:
             raise self._error(
                 " communicates: it acts on the observation given to speak; call "
                 "speak(observation) first, then act(inbox=...) with the messages."
             )
-        if self._talk["relays"] and len(self._relayed) < 2:
+        if self._communication["relays"] and len(self._relayed_directions) < 2:
             both = "call relay(handed) and relay(handed, back=True) first"
             raise self._error(f" has not relayed both ways in this step; {both}.")
-        if not self._talk["relays"] and self._round + 1 < self.rounds:
+        if not self._communication["relays"] and self._round + 1 < self.rounds:
             found = f" has received {self._round} of {self.rounds} rounds"
             raise self._error(f"{found}, expected all but the last; call hear(inbox) first.")
         return state
 
-    def _decoded(self, inbox: Any) -> np.ndarray:
+    def _decode_delayed_messages(self, inbox: Any) -> np.ndarray:
         """Returns the aggregate of the messages that are due in this step.
 
         In the first steps of an episode no message is due.
@@ -252,29 +259,33 @@ class Player:
         if inbox is not None:
             late = f" uses messages {self.delay} steps later"
             raise self._error(f"{late}; call act(), and hear(inbox) after it.")
-        state, heard = self._pending[0] if len(self._pending) > self.delay else (self._state, {})
-        return self._run("listen", {"state": state, **self._received(heard)})["words"]
+        state, heard = (
+            self._delayed_inboxes[0]
+            if len(self._delayed_inboxes) > self.delay
+            else (self._state, {})
+        )
+        return self._run_program("listen", {"state": state, **self._stack_messages(heard)})["words"]
 
-    def _state_spoken(self) -> np.ndarray:
+    def _state_after_speaking(self) -> np.ndarray:
         if self._state is None:
             raise self._error(" has not spoken in this step; call speak(observation) first.")
         return self._state
 
-    def _received(self, inbox: Mapping[str, Any] | None) -> Arrays:
+    def _stack_messages(self, inbox: Mapping[str, Any] | None) -> Arrays:
         """Returns an array of all agents' messages, and flags that are True for those received."""
-        names = self._talk["agents"]
-        messages = np.zeros((len(names), self._talk["message_size"]), np.float32)
+        names = self._communication["agents"]
+        messages = np.zeros((len(names), self._communication["message_size"]), np.float32)
         heard = np.zeros(len(names), bool)
-        for name, message in self._messages(inbox).items():
+        for name, message in self._check_inbox(inbox).items():
             if message is not None:
                 messages[names.index(name)], heard[names.index(name)] = message, True
         return {"inbox": messages, "heard": heard}
 
-    def _messages(self, inbox: Mapping[str, Any] | None) -> Arrays:
+    def _check_inbox(self, inbox: Mapping[str, Any] | None) -> Arrays:
         """Returns copies of the messages to which the agent listens; None for silent senders."""
         names, shape, words = (
-            self._talk["agents"],
-            (self._talk["message_size"],),
+            self._communication["agents"],
+            (self._communication["message_size"],),
             {},
         )
         if not isinstance(inbox, (Mapping, type(None))):
@@ -286,12 +297,12 @@ class Player:
                 known = ", ".join(names)
                 raise self._error(f" was given a message of {name!r}, expected one of {known}.")
             if message is not None:
-                message = self._checked(f"the message of {name!r}", message, shape)
-            if name in self._talk["hears"]:
+                message = self._check_array(f"the message of {name!r}", message, shape)
+            if name in self._communication["hears"]:
                 words[name] = message
         return words
 
-    def _observation(self, observation: Any) -> Arrays:
+    def _observation_inputs(self, observation: Any) -> Arrays:
         names = [leaf["name"] for leaf in self.interface["observation"]]
         if isinstance(observation, Mapping):
             full = {str(name): value for name, value in observation.items()}
@@ -301,16 +312,16 @@ class Player:
             raise self._error(f": its observation is one array, expected a mapping with {keys}.")
         return {names[0]: observation}
 
-    def _memory(self) -> Arrays:
-        return {"hidden": self._hidden, "is_init": np.array([self._begins])}
+    def _memory_inputs(self) -> Arrays:
+        return {"hidden": self._hidden, "is_init": np.array([self._is_first_step])}
 
-    def _run(self, program: str, given: Arrays) -> Arrays:
+    def _run_program(self, program: str, given: Arrays) -> Arrays:
         inputs = []
         for field in self.programs[program].inputs:
             name, shape, dtype = field["name"], tuple(field["shape"]), field["dtype"]
             if given.get(name) is None:
                 raise self._error(f": there is no {name!r}, expected {dtype} {shape}.")
-            inputs.append(self._checked(repr(name), given[name], shape, dtype))
+            inputs.append(self._check_array(repr(name), given[name], shape, dtype))
             if name == "action_mask" and not inputs[-1].any():
                 skip = "do not call act for a waiting or dead agent"
                 raise self._error(f": 'action_mask' has no True entry, expected one; {skip}.")
@@ -323,7 +334,9 @@ class Player:
                 )
         return outputs
 
-    def _checked(self, what: str, value: Any, shape: tuple, dtype: str = "float32") -> np.ndarray:
+    def _check_array(
+        self, what: str, value: Any, shape: tuple, dtype: str = "float32"
+    ) -> np.ndarray:
         """Returns an input as a new array, after a check of shape, dtype and finite values."""
         what, expected = f": {what}", f"expected {dtype} {shape}"
         try:
@@ -331,47 +344,49 @@ class Player:
             if given.dtype.kind in "cmMSU":
                 raise TypeError
             with np.errstate(all="ignore"):
-                taken = given.astype(dtype)
+                array = given.astype(dtype)
         except (TypeError, ValueError, RuntimeError, OverflowError):
             raise self._error(f"{what} is a {type(value).__name__}, {expected}.") from None
-        if taken.shape != shape:
-            raise self._error(f"{what} has shape {taken.shape}, {expected}.")
-        if taken.dtype.kind != "f" and not (taken == given).all():
+        if array.shape != shape:
+            raise self._error(f"{what} has shape {array.shape}, {expected}.")
+        if array.dtype.kind != "f" and not (array == given).all():
             raise self._error(f"{what} holds numbers that {dtype} cannot represent, {expected}.")
-        if not np.isfinite(taken).all():
-            found = "NaN" if np.isnan(taken).any() else "infinity"
+        if not np.isfinite(array).all():
+            found = "NaN" if np.isnan(array).any() else "infinity"
             raise self._error(f"{what} holds {found}, expected finite numbers.")
-        return taken
+        return array
 
     def _error(self, text: str) -> PlayerError:
         return PlayerError(f"agent {self.name!r}{text}")
 
-    def _sample(self, action: np.ndarray) -> np.ndarray:
+    def _sample_action(self, action: np.ndarray) -> np.ndarray:
         """Samples an action from the distribution; without one, returns the action as is."""
-        rule, of = self.interface["action"], self.parameters
+        rule, parameters = self.interface["action"], self.parameters
         if rule["distribution"] == "none":
             return action
         if rule["distribution"] == "categorical":
-            choice = self._choose(of["logits"])
-            found = np.eye(len(of["logits"]))[choice] if rule["one_hot"] else choice
+            choice = self._sample_choice(parameters["logits"])
+            found = np.eye(len(parameters["logits"]))[choice] if rule["one_hot"] else choice
             return np.asarray(found, rule["dtype"])
         drawn: list[Any] = []
         if "branches" in rule:
-            branches = np.split(of["logits"], np.cumsum(rule["branches"])[:-1])
-            drawn += [self._choose(branch) for branch in branches]
-        if "loc" in of:
+            branches = np.split(parameters["logits"], np.cumsum(rule["branches"])[:-1])
+            drawn += [self._sample_choice(branch) for branch in branches]
+        if "loc" in parameters:
             drawn += list(self._sample_numbers(rule))
         return np.asarray(drawn, rule["dtype"])
 
     def _sample_numbers(self, rule: Mapping[str, Any]) -> np.ndarray:
-        of = self.parameters
-        drawn = of["loc"] + of["scale"] * self.random.standard_normal(of["loc"].shape)
+        parameters = self.parameters
+        drawn = parameters["loc"] + parameters["scale"] * self.random.standard_normal(
+            parameters["loc"].shape
+        )
         if "low" not in rule:
             return drawn
         low, high = np.array(rule["low"]), np.array(rule["high"])
         return (low + high) / 2 + (high - low) / 2 * np.tanh(drawn)
 
-    def _choose(self, logits: np.ndarray) -> int:
+    def _sample_choice(self, logits: np.ndarray) -> int:
         weights = np.exp(logits.astype(np.float64) - logits.max())
         return self.random.choice(len(weights), p=weights / weights.sum())
 

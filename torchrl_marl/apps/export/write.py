@@ -65,8 +65,8 @@ def export_agents(
     """
     check_format(format)
     _check_senders(agents)
-    write = _Writer(format)
-    folders = _folders(agents, folder)
+    write = _ProgramWriter(format)
+    folders = _agent_folders(agents, folder)
     try:
         for name, agent in agents.items():
             folders[name].mkdir(parents=True, exist_ok=True)
@@ -86,7 +86,7 @@ def export_agents(
     return folders
 
 
-def _folders(names: Iterable[str], folder: Path) -> dict[str, Path]:
+def _agent_folders(names: Iterable[str], folder: Path) -> dict[str, Path]:
     """Returns the folder of each agent; raises an error if it would not lie inside ``folder``."""
     try:
         folders = {name: path_within(folder, name) for name in names}
@@ -114,7 +114,7 @@ def _check_senders(agents: Mapping[str, AgentActor]) -> None:
             )
 
 
-class _Writer:
+class _ProgramWriter:
     """Writes programs; a program that several agents have in common is converted only once."""
 
     def __init__(self, format: str) -> None:
@@ -124,9 +124,9 @@ class _Writer:
     def __call__(self, program: Program, folder: Path) -> tuple[Path, Names, Names]:
         path = new_file(folder / f"{program.name}.{self.format}")
         example = tuple(field.example() for field in program.inputs)
-        with torch.no_grad(), _quiet():
+        with torch.no_grad(), _silence_exporters():
             exported = torch.export.export(program.module, example)
-            identity = _identity(exported, program)
+            identity = _program_hash(exported, program)
             if identity in self.known:
                 shutil.copyfile(self.known[identity], path)
             elif self.format == "pt2":
@@ -157,7 +157,7 @@ def _save_onnx(exported: Any, program: Program, path: Path) -> None:
     converted.save(str(path), external_data=False)
 
 
-def _identity(exported: Any, program: Program) -> str:
+def _program_hash(exported: Any, program: Program) -> str:
     """Returns a hash of a program: its graph, tensors, inputs and outputs."""
     found = hashlib.sha256(repr((program.inputs, program.outputs)).encode())
     found.update(exported.graph_module.code.encode())
@@ -168,7 +168,7 @@ def _identity(exported: Any, program: Program) -> str:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_exporters() -> Iterator[None]:
     """Silences log lines and warnings from the exporters."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level

@@ -20,8 +20,8 @@ from torchrl_marl.errors import nearest, quoted
 
 __all__ = ["ClientSlots", "Fragments"]
 
-_NUMBERS = (float, int)
-_LARGEST = 3.4028234e38  # float32
+_NUMBER_TYPES = (float, int)
+_MAX_FLOAT32 = 3.4028234e38  # float32
 
 
 class GroupSlots:
@@ -97,17 +97,17 @@ class ClientSlots:
         kinds = declared.kinds.items()
         self.declared = declared
         self.groups = {name: GroupSlots(name, kind, capacity) for name, kind in kinds}
-        self._place = {
+        self._index = {
             agent: (group, i)
             for group in self.groups.values()
             for i, agent in enumerate(group.names)
         }
-        self._names = tuple(self._place)
+        self._agent_names = tuple(self._index)
         size = declared.state_size
         self.state = None if size is None else np.zeros((capacity, size), np.float32)
         self.ends, self.cut = np.zeros(capacity, bool), np.zeros(capacity, bool)
         self.hidden: dict[str, np.ndarray] = {}
-        self._tracked = False
+        self._tracks_hidden = False
 
     def begin(self, slot: int) -> None:
         """Begins an episode; no agent has been born or terminated in it yet."""
@@ -132,20 +132,20 @@ class ClientSlots:
         Raises:
             Refused: the message has unknown agents or wrong shapes.
         """
-        self._read_observations(slot, _map(message, "observations"))
+        self._read_observations(slot, _read_map(message, "observations"))
         if self.state is not None and (message.get("state") is not None or not last):
             self.state[slot] = numbers_of("state", message.get("state"), self.state.shape[1])
-        self._read_rewards(slot, _map(message, "rewards"))
-        self._read_ends(slot, message.get("terminated"))
+        self._read_rewards(slot, _read_map(message, "rewards"))
+        self._read_terminated(slot, message.get("terminated"))
         legal = message.get("action_masks")
         for group in self.groups.values():
             if group.legal is not None and (legal is not None or not last):
-                self._read_legal(group, slot, legal)
+                self._read_action_masks(group, slot, legal)
         self.ends[slot] = last
         self.cut[slot] = last and bool(message.get("truncated", False))
 
     def _read_observations(self, slot: int, observations: Mapping[str, Any]) -> None:
-        if tuple(observations) == self._names:  # the common case, read without a loop
+        if tuple(observations) == self._agent_names:  # the common case, read without a loop
             values, first, complete = list(observations.values()), 0, True
             for group in self.groups.values():
                 own = values[first : first + len(group.names)]
@@ -158,24 +158,24 @@ class ClientSlots:
 
     def _check_names(self, names: Mapping[str, Any]) -> None:
         for name in names:
-            if name not in self._place:
+            if name not in self._index:
                 raise Refused(
                     f"agent {quoted(name)} is not declared; "
-                    f"{nearest(str(name), self._place)}expected {', '.join(list(self._place)[:8])}."
+                    f"{nearest(str(name), self._index)}expected {', '.join(list(self._index)[:8])}."
                 )
 
     def _read_rewards(self, slot: int, rewards: Mapping[str, Any]) -> None:
         for group in self.groups.values():
             group.reward[slot] = 0
         for name, reward in rewards.items():
-            if name not in self._place:
+            if name not in self._index:
                 self._check_names(rewards)
-            if type(reward) not in _NUMBERS or not -_LARGEST <= reward <= _LARGEST:
+            if type(reward) not in _NUMBER_TYPES or not -_MAX_FLOAT32 <= reward <= _MAX_FLOAT32:
                 raise Refused(f"agent {name!r}: its reward is {quoted(reward)}, expected a number.")
-            group, i = self._place[name]
+            group, i = self._index[name]
             group.reward[slot, i] = reward
 
-    def _read_ends(self, slot: int, names: Any) -> None:
+    def _read_terminated(self, slot: int, names: Any) -> None:
         for group in self.groups.values():
             group.ending[slot] = False
         if not names:
@@ -184,10 +184,10 @@ class ClientSlots:
             raise Refused(f"terminated is {quoted(names)}, expected a list of agents' names.")
         self._check_names(dict.fromkeys(map(str, names)))
         for name in names:
-            group, i = self._place[name]
+            group, i = self._index[name]
             group.ending[slot, i] = True
 
-    def _read_legal(self, group: GroupSlots, slot: int, given: Any) -> None:
+    def _read_action_masks(self, group: GroupSlots, slot: int, given: Any) -> None:
         assert group.legal is not None
         for i in np.flatnonzero(group.mask[slot]):
             name = group.names[i]
@@ -208,7 +208,9 @@ class ClientSlots:
             acts = group.mask[slots]
             text = "has terminated in this episode, expected no observation of it"
             kinds = {text: acts & group.dead[slots] & ~self.ends[slots, None]}
-            fits = self._fits(group.observation[slots]).all(-1) & self._fits(group.reward[slots])
+            fits = self._within_limit(group.observation[slots]).all(-1) & self._within_limit(
+                group.reward[slots]
+            )
             if not fits.all():
                 text = f"has NaN or a number above {self.largest:g} (max_number)"
                 kinds[text] = ~fits
@@ -219,12 +221,12 @@ class ClientSlots:
                 for row, i in np.argwhere(broken):
                     found.setdefault(int(slots[row]), f"agent {group.names[i]!r} {text}.")
         if self.state is not None:
-            for row in np.flatnonzero(~self._fits(self.state[slots]).all(-1)):
+            for row in np.flatnonzero(~self._within_limit(self.state[slots]).all(-1)):
                 text = f"the state has NaN or a number above {self.largest:g} (max_number)."
                 found.setdefault(int(slots[row]), text)
         return found
 
-    def _fits(self, numbers: np.ndarray) -> np.ndarray:
+    def _within_limit(self, numbers: np.ndarray) -> np.ndarray:
         """Returns a mask that is True for numbers that are neither NaN nor too large."""
         return np.abs(numbers) <= self.largest
 
@@ -239,7 +241,7 @@ class ClientSlots:
             leaves[name, "mask"] = mask
             if group.legal is not None:
                 leaves[name, "action_mask"] = group.legal[slots]
-            if self._tracked:
+            if self._tracks_hidden:
                 leaves[name, "is_init"] = ~group.born[slots][..., None]
             if name in self.hidden:
                 leaves[name, "hidden"] = self.hidden[name][slots]
@@ -278,7 +280,7 @@ class ClientSlots:
             leaves[name, "truncated"] = (living & truncated)[..., None]
             leaves[name, "done"] = (dead[name] | ends[:, None])[..., None]
             leaves[name, "earns"] = earns
-            if self._tracked:
+            if self._tracks_hidden:
                 leaves[name, "is_init"] = ~group.born[slots][..., None]
         if self.state is not None:
             leaves["state",] = self.state[slots]
@@ -300,7 +302,7 @@ class ClientSlots:
             sizes (mapping, optional): group -> size of an agent's hidden state; None: no actor
                 reads a hidden state or ``is_init``.
         """
-        self._tracked = sizes is not None
+        self._tracks_hidden = sizes is not None
         for name, size in (sizes or {}).items():
             shape = (*self.groups[name].mask.shape, size)
             self.hidden[name] = np.zeros(shape, np.float32)
@@ -337,14 +339,14 @@ class Fragments:
         self.changed = threading.Condition()
         self.to_begin = 0
         self._rows: dict[tuple[str, ...], np.ndarray] = {}
-        self._count = np.zeros(capacity, int)  # complete steps
-        self._begun = np.zeros(capacity, bool)  # also a fragment without a complete step
-        self._left: list[int] = []  # slots whose client left in the middle of a fragment
-        self._returns = {name: np.zeros(capacity, np.float32) for name in groups}
-        self._lengths = np.zeros(capacity, np.int64)
-        self._whole = np.zeros(capacity, bool)
-        self._episode = np.zeros(capacity, np.int64)
-        self._episodes = 0
+        self._n_recorded = np.zeros(capacity, int)  # complete steps
+        self._has_fragment = np.zeros(capacity, bool)  # also a fragment without a complete step
+        self._abandoned_slots: list[int] = []  # slots whose client left in the middle of a fragment
+        self._episode_returns = {name: np.zeros(capacity, np.float32) for name in groups}
+        self._episode_lengths = np.zeros(capacity, np.int64)
+        self._episode_is_whole = np.zeros(capacity, bool)
+        self._episode_ids = np.zeros(capacity, np.int64)
+        self._n_episodes = 0
 
     # ------------------------------------------------------------------------- the learner's side
 
@@ -357,7 +359,7 @@ class Fragments:
 
     def release(self) -> None:
         """Allows clients to begin the fragments of the next batch."""
-        self.to_begin = self.per_batch - len(self.ready) - int(self._begun.sum())
+        self.to_begin = self.per_batch - len(self.ready) - int(self._has_fragment.sum())
 
     # -------------------------------------------------------------------------- the server's side
 
@@ -368,21 +370,21 @@ class Fragments:
             slot (int): slot of the client.
             whole (bool): False if the client is already in the middle of an episode.
         """
-        for returns in self._returns.values():
+        for returns in self._episode_returns.values():
             returns[slot] = 0
-        self._lengths[slot] = 0
-        self._whole[slot] = whole
-        self._episode[slot] = self._episodes
-        self._episodes += 1
+        self._episode_lengths[slot] = 0
+        self._episode_is_whole[slot] = whole
+        self._episode_ids[slot] = self._n_episodes
+        self._n_episodes += 1
 
     def may_open(self, slot: int) -> bool:
         """Returns whether a client may begin its next step; begins a fragment if needed."""
-        if self._begun[slot]:
-            if slot in self._left:  # the slot's former client left
-                self._left.remove(slot)
+        if self._has_fragment[slot]:
+            if slot in self._abandoned_slots:  # the slot's former client left
+                self._abandoned_slots.remove(slot)
             return True
-        if self._left:
-            self._inherit(slot, self._left.pop())
+        if self._abandoned_slots:
+            self._take_over_fragment(slot, self._abandoned_slots.pop())
             return True
         if self.hold:
             if self.to_begin < 1:
@@ -390,71 +392,73 @@ class Fragments:
             self.to_begin -= 1
         elif len(self.ready) >= self.per_batch:
             return False
-        self._begun[slot] = True
+        self._has_fragment[slot] = True
         return True
 
-    def _inherit(self, slot: int, other: int) -> None:
+    def _take_over_fragment(self, slot: int, other: int) -> None:
         """Assigns to a slot the unfinished fragment of a client that has left."""
         if slot != other:
-            n = self._count[other]
+            n = self._n_recorded[other]
             for rows in self._rows.values():
                 rows[slot, :n] = rows[other, :n]
-            self._count[slot], self._count[other] = n, 0
-            self._begun[other] = False
-        self._begun[slot] = True
+            self._n_recorded[slot], self._n_recorded[other] = n, 0
+            self._has_fragment[other] = False
+        self._has_fragment[slot] = True
 
     def open(self, slots: np.ndarray, leaves: Leaves, version: int) -> None:
         """Records the first half of a step for the given slots: observations and actions."""
-        count = self._count[slots]
+        count = self._n_recorded[slots]
         for key, value in leaves.items():
-            self._row(key, value)[slots, count] = value
+            self._rows_of_key(key, value)[slots, count] = value
         n = len(slots)
-        self._row(("collector", "policy_version"), np.zeros(1, np.int64))[slots, count] = version
-        ids = self._episode[slots]
-        self._row(("collector", "traj_ids"), np.zeros(n, np.int64))[slots, count] = ids
+        self._rows_of_key(("collector", "policy_version"), np.zeros(1, np.int64))[slots, count] = (
+            version
+        )
+        ids = self._episode_ids[slots]
+        self._rows_of_key(("collector", "traj_ids"), np.zeros(n, np.int64))[slots, count] = ids
 
-    def _row(self, key: tuple[str, ...], like: np.ndarray) -> np.ndarray:
+    def _rows_of_key(self, key: tuple[str, ...], like: np.ndarray) -> np.ndarray:
         """Returns the recorded values of a key for all slots, ``[C, T, ...]``."""
         rows = self._rows.get(key)
         if rows is None:
-            shape = (len(self._count), self.n_steps, *like.shape[1:])
+            shape = (len(self._n_recorded), self.n_steps, *like.shape[1:])
             rows = self._rows[key] = np.zeros(shape, like.dtype)
         return rows
 
     def close(self, slots: np.ndarray, outcome: Leaves) -> None:
         """Records the second half of a step for the given slots: the outcomes."""
-        count = self._count[slots]
+        count = self._n_recorded[slots]
         for key, value in outcome.items():
             if key[-1] != "earns":
-                self._row(("next", *key), value)[slots, count] = value
-        self._sum(slots, count, outcome)
-        count = self._count[slots] = count + 1
+                self._rows_of_key(("next", *key), value)[slots, count] = value
+        self._record_returns(slots, count, outcome)
+        count = self._n_recorded[slots] = count + 1
         for slot in slots[count == self.n_steps].tolist():
-            self._complete(slot)
+            self._finish_fragment(slot)
 
-    def _sum(self, slots: np.ndarray, count: np.ndarray, outcome: Leaves) -> None:
+    def _record_returns(self, slots: np.ndarray, count: np.ndarray, outcome: Leaves) -> None:
         """Adds each group's reward, the mean over its living agents, to the returns of episodes."""
-        self._lengths[slots] += 1
-        sums = {"episode_known": self._whole[slots]}
-        for name, returns in self._returns.items():
+        self._episode_lengths[slots] += 1
+        sums = {"episode_known": self._episode_is_whole[slots]}
+        for name, returns in self._episode_returns.items():
             earns = outcome[name, "earns"]
             total = np.where(earns, outcome[name, "reward"][..., 0], 0).sum(1, dtype=np.float32)
             returns[slots] += total / np.maximum(earns.sum(1), 1)
             sums[f"{name}/episode_reward"] = returns[slots]
-            sums[f"{name}/episode_length"] = self._lengths[slots]
+            sums[f"{name}/episode_length"] = self._episode_lengths[slots]
         for name, value in sums.items():
-            self._row(("collector", name), value)[slots, count] = value
+            self._rows_of_key(("collector", name), value)[slots, count] = value
 
-    def _complete(self, slot: int) -> None:
+    def _finish_fragment(self, slot: int) -> None:
         fragment = {key: rows[slot].copy() for key, rows in self._rows.items()}
-        self._count[slot], self._begun[slot] = 0, False
+        self._n_recorded[slot], self._has_fragment[slot] = 0, False
         with self.changed:
             self.ready.append(fragment)
             self.changed.notify_all()
 
     def cut(self, slot: int) -> None:
         """Discards a step without an outcome, and truncates the episode at the step before it."""
-        last = self._count[slot] - 1
+        last = self._n_recorded[slot] - 1
         done = self._rows.get(("next", "done"))
         if last < 0 or done is None or done[slot, last, 0]:
             return
@@ -468,8 +472,8 @@ class Fragments:
 
     def leave(self, slot: int) -> None:
         """Frees a slot; the next client continues its fragment."""
-        if self._begun[slot]:
-            self._left.append(slot)
+        if self._has_fragment[slot]:
+            self._abandoned_slots.append(slot)
 
 
 def numbers_of(name: str, given: Any, size: int) -> np.ndarray:
@@ -491,12 +495,12 @@ def numbers_of(name: str, given: Any, size: int) -> np.ndarray:
         found = f"{len(given)} numbers" if isinstance(given, list) else quoted(given)
         raise Refused(f"{name!r} has {found}, expected {size}.")
     for x in given:
-        if type(x) not in _NUMBERS or not -_LARGEST <= x <= _LARGEST:
+        if type(x) not in _NUMBER_TYPES or not -_MAX_FLOAT32 <= x <= _MAX_FLOAT32:
             raise Refused(f"{name!r} has {quoted(x)}, expected finite float32 numbers.")
     return np.array(given, np.float32)
 
 
-def _map(message: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def _read_map(message: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     value = message.get(key)
     if value is None:
         return {}

@@ -89,7 +89,7 @@ class ExternalCollector:
         self.n_steps = math.ceil(frames_per_batch / num_envs)
         self.frames_per_batch = self.n_steps * num_envs
         self.total_frames, self.frames = total_frames, 0
-        self.carry, self._asked = None, asked
+        self.carry, self._stop_requested = None, asked
         groups, most = tuple(env.group_map), env.server.max_clients
         self.fragments = Fragments(self.n_steps, num_envs, groups, most, env.hold)
         if remembers or (isinstance(policy, nn.Module) and hidden_sizes(policy)):
@@ -105,10 +105,10 @@ class ExternalCollector:
         """Waits until the next batch is complete, and returns it."""
         policy = self._serving_policy()
         if not self._opened:
-            self._open(policy)
+            self._open_port(policy)
         else:
-            self.env.listener.ask(self._release, policy)
-        batch = as_batch(self._wait()).to(self.env.device)
+            self.env.listener.ask(self._start_batch, policy)
+        batch = as_batch(self._wait_for_fragments()).to(self.env.device)
         self.frames += self.frames_per_batch
         return batch
 
@@ -120,7 +120,9 @@ class ExternalCollector:
         """
         policy, on_cpu = self.policy, self.env.device in (None, torch.device("cpu"))
         if not isinstance(policy, nn.Module) or not on_cpu:
-            return _on(policy if self.env.hold else copy.deepcopy(policy), self.env.device)
+            return _run_on_device(
+                policy if self.env.hold else copy.deepcopy(policy), self.env.device
+            )
         acting, server = self._acting, self.env.server
         if acting is None or not same_structure(policy, cast(nn.Module, acting.policy)):
             own = policy if self.env.hold else copy.deepcopy(policy)
@@ -129,20 +131,20 @@ class ExternalCollector:
         self._acting = acting
         return acting
 
-    def _open(self, policy: Any) -> None:
+    def _open_port(self, policy: Any) -> None:
         """Opens the port and starts to record; called before the first batch."""
         self._opened = True
         self.env.open()
-        self.env.listener.ask(self._begin, policy)
+        self.env.listener.ask(self._start_recording, policy)
 
-    def _begin(self, policy: Any) -> None:
+    def _start_recording(self, policy: Any) -> None:
         server = self.env.server
         for client in server.clients.values():  # clients that connected before the first batch
             self.fragments.begin(client.slot, client.t <= 0)
         server.recording = self.fragments
-        self._release(policy)
+        self._start_batch(policy)
 
-    def _release(self, policy: Any) -> None:
+    def _start_batch(self, policy: Any) -> None:
         server = self.env.server
         if isinstance(policy, GraphActing) and policy.policy is not self.policy:
             copy_tensors(cast(nn.Module, policy.policy), cast(nn.Module, self.policy))
@@ -150,13 +152,13 @@ class ExternalCollector:
         self.fragments.release()
         server.resume_waiting()
 
-    def _wait(self) -> list[Leaves]:
+    def _wait_for_fragments(self) -> list[Leaves]:
         """Waits for the fragments of a batch; if this takes long, prints which clients are slow."""
         fragments, began = self.fragments, time.monotonic()
         ready, since = len(fragments.ready), began
         while (found := fragments.take()) is None:
             self.env.listener.raise_error()
-            if self._asked():
+            if self._stop_requested():
                 raise Interrupted
             with fragments.changed:
                 fragments.changed.wait(_POLL_SECONDS)
@@ -214,7 +216,7 @@ def as_batch(fragments: list[Leaves]) -> TensorDict:
     return batch
 
 
-def _on(policy: Any, device: torch.device | None) -> Any:
+def _run_on_device(policy: Any, device: torch.device | None) -> Any:
     """Returns a policy that takes and returns CPU tensors, but runs on the given device."""
     if device is None or device.type == "cpu":
         return policy
@@ -228,7 +230,7 @@ def with_declared(config: TrainConfig, env: EnvBase) -> TrainConfig:
         config (TrainConfig): settings of the run.
         env (EnvBase): environment of the run.
     """
-    base = _base_of(env)
+    base = _without_transforms(env)
     if not isinstance(base, ExternalEnv):
         return config
     kwargs = {**config.env.kwargs, **base.declared.settings()}
@@ -251,7 +253,7 @@ def external_collector(
         remembers (bool): whether networks read hidden states or ``is_init``.
         asked (callable): returns True if waiting for a batch should end.
     """
-    base = _base_of(env)
+    base = _without_transforms(env)
     assert isinstance(base, ExternalEnv)
     return ExternalCollector(
         base,
@@ -263,7 +265,7 @@ def external_collector(
     )
 
 
-def _base_of(env: EnvBase) -> EnvBase:
+def _without_transforms(env: EnvBase) -> EnvBase:
     while isinstance(env, TransformedEnv):
         env = env.base_env
     return env

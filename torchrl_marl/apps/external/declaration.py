@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Declared", "DeclaredKind"]
 
-_MOST = {"n": 10_000, "observation": 1_000_000, "n_actions": 100_000, "size": 100_000}
+_MAX_SIZES = {"n": 10_000, "observation": 1_000_000, "n_actions": 100_000, "size": 100_000}
 
 
 @dataclass(frozen=True)
@@ -55,23 +55,25 @@ class DeclaredKind:
             ConfigError: the value has another type, a missing or unknown key, or a number out of
                 range.
         """
-        kind = _mapping(where, given, ("n", "observation", "action"))
+        kind = _read_mapping(where, given, ("n", "observation", "action"))
         action = kind["action"]
         action = action if isinstance(action, Mapping) else {"size": action}
-        n = _count(f"{where}: n", kind["n"], _MOST["n"])
-        observation = _count(f"{where}: observation", kind["observation"], _MOST["observation"])
+        n = _read_count(f"{where}: n", kind["n"], _MAX_SIZES["n"])
+        observation = _read_count(
+            f"{where}: observation", kind["observation"], _MAX_SIZES["observation"]
+        )
         where = f"{where}: action"
         if "n_actions" in action:
-            own = _mapping(where, action, ("n_actions",), ("mask",))
-            choices = _count(f"{where}: n_actions", own["n_actions"], _MOST["n_actions"])
+            own = _read_mapping(where, action, ("n_actions",), ("mask",))
+            choices = _read_count(f"{where}: n_actions", own["n_actions"], _MAX_SIZES["n_actions"])
             mask = own.get("mask", False)
             if not isinstance(mask, bool):
                 raise ConfigError(f"{where}: mask is {quoted(mask)}, expected true or false.")
             return cls(n, observation, n_actions=choices, mask=mask)
-        own = _mapping(where, action, ("size",), ("low", "high"))
-        size = _count(f"{where}: size", own["size"], _MOST["size"])
-        low = _bounds(f"{where}: low", own.get("low", -1.0), size)
-        high = _bounds(f"{where}: high", own.get("high", 1.0), size)
+        own = _read_mapping(where, action, ("size",), ("low", "high"))
+        size = _read_count(f"{where}: size", own["size"], _MAX_SIZES["size"])
+        low = _read_bounds(f"{where}: low", own.get("low", -1.0), size)
+        high = _read_bounds(f"{where}: high", own.get("high", 1.0), size)
         if not all(a < b for a, b in zip(low, high)):
             raise ConfigError(f"{where}: low is {list(low)}, expected below high, {list(high)}.")
         return cls(n, observation, low=low, high=high)
@@ -131,7 +133,7 @@ class Declared:
                 )
             kinds[name] = DeclaredKind.read(f"agents {name!r}", given)
         if state_size is not None:
-            state_size = _count("state_size", state_size, _MOST["observation"])
+            state_size = _read_count("state_size", state_size, _MAX_SIZES["observation"])
         return cls(kinds, state_size)
 
     @property
@@ -177,19 +179,19 @@ class Declared:
             if name not in other.kinds:
                 raise ConfigError(
                     f"agents {', '.join(map(repr, other.kinds))} are declared, but no {name!r}, "
-                    f"expected {self._text(name)} of that name."
+                    f"expected {self._describe_kind(name)} of that name."
                 )
             if self.kinds[name] != other.kinds[name]:
                 raise ConfigError(
-                    f"agents {name!r} are declared as {other._text(name)}, expected "
-                    f"{self._text(name)}."
+                    f"agents {name!r} are declared as {other._describe_kind(name)}, expected "
+                    f"{self._describe_kind(name)}."
                 )
         if self.state_size != other.state_size:
             raise ConfigError(
                 f"state_size is declared as {other.state_size}, expected {self.state_size}."
             )
 
-    def _text(self, name: str) -> str:
+    def _describe_kind(self, name: str) -> str:
         return quoted(self.kinds[name].settings())
 
     def declaration(self, owner: str, num_envs: int) -> Declaration:
@@ -221,7 +223,7 @@ class Declared:
             raise ConfigError(str(error)) from None
 
 
-def _mapping(
+def _read_mapping(
     where: str, given: Any, needed: Sequence[str], optional: Sequence[str] = ()
 ) -> Mapping[str, Any]:
     known = (*needed, *optional)
@@ -237,14 +239,14 @@ def _mapping(
     return given
 
 
-def _count(where: str, value: Any, most: int) -> int:
+def _read_count(where: str, value: Any, most: int) -> int:
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not whole or not 1 <= value <= most:
         raise ConfigError(f"{where} is {quoted(value)}, expected a whole number, 1 to {most:,}.")
     return value
 
 
-def _bounds(where: str, value: Any, size: int) -> tuple[float, ...]:
+def _read_bounds(where: str, value: Any, size: int) -> tuple[float, ...]:
     values = list(value) if isinstance(value, (list, tuple)) else [value] * size
     numbers = [isinstance(x, (int, float)) and not isinstance(x, bool) for x in values]
     if len(values) != size or not all(numbers) or not all(map(math.isfinite, values)):

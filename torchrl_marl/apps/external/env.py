@@ -91,14 +91,14 @@ class ExternalEnv(DeclaredEnv):
         )
         self._listener: Listener | None = None
         if given is None:
-            given = self._first_declared()
+            given = self._wait_for_declaration()
         given.check_size(settings.max_message_bytes)
         self.declared = given
         super().__init__(device=torch.device(device), batch_size=(num_envs,))
         self.is_closed = False
         self._set_declaration(given.declaration(name, num_envs))
 
-    def _first_declared(self) -> Declared:
+    def _wait_for_declaration(self) -> Declared:
         """Waits for the first client, and returns the agents that it declares."""
         self.open("a client that declares its agents")
         began = since = time.monotonic()
@@ -165,12 +165,12 @@ class ExternalEnv(DeclaredEnv):
         }
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
-        self._refuse()
+        self._raise_not_steppable()
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        self._refuse()
+        self._raise_not_steppable()
 
-    def _refuse(self) -> Any:
+    def _raise_not_steppable(self) -> Any:
         raise ConfigError(
             "an external environment has no step or reset: its clients own the clock; "
             "collect with ExternalCollector, or serve the run."

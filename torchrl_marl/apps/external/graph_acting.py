@@ -129,9 +129,9 @@ class GraphActing(Acting):
         check_execution(execution, "cpu", "acting")
         self.execution: Any = execution
         self.sizes = tuple(sizes)
-        self._graphs: dict[tuple[int, ExplorationType], _Graph] = {}
+        self._graphs: dict[tuple[int, ExplorationType], _PolicyGraph] = {}
         self._fingerprint: Any = None
-        self._eager = execution == "eager"
+        self._runs_eagerly = execution == "eager"
 
     def prepare(self, example: Leaves, *kinds: ExplorationType) -> None:
         """Captures the graphs now, and again if the policy's modules have changed.
@@ -146,8 +146,8 @@ class GraphActing(Acting):
             self._fingerprint = found
         for kind in kinds:
             for size in self.sizes:
-                if not self._eager:
-                    self._graph(size, kind, example)
+                if not self._runs_eagerly:
+                    self._graph_of_size(size, kind, example)
 
     def act(self, leaves: Leaves, kind: ExplorationType) -> Leaves:
         """Returns the entries that the policy writes."""
@@ -158,19 +158,21 @@ class GraphActing(Acting):
                 for i in range(0, n, largest)
             ]
             return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-        if not self._eager:
-            graph = self._graph(self.sizes[bisect.bisect_left(self.sizes, n)], kind, leaves)
+        if not self._runs_eagerly:
+            graph = self._graph_of_size(self.sizes[bisect.bisect_left(self.sizes, n)], kind, leaves)
             if graph is not None:
                 return graph(leaves, n)
         return super().act(leaves, kind)
 
-    def _graph(self, size: int, kind: ExplorationType, example: Leaves) -> _Graph | None:
+    def _graph_of_size(
+        self, size: int, kind: ExplorationType, example: Leaves
+    ) -> _PolicyGraph | None:
         found = self._graphs.get((size, kind))
         if found is None:
             try:
-                found = _Graph(self.policy, size, kind, example, self.execution)
+                found = _PolicyGraph(self.policy, size, kind, example, self.execution)
             except CaptureError as error:
-                self._eager = True
+                self._runs_eagerly = True
                 why = f"the serving policy cannot be captured as a graph and runs eagerly: {error}"
                 warnings.warn(why, stacklevel=3)
                 return None
@@ -178,27 +180,29 @@ class GraphActing(Acting):
         return found
 
 
-class _Graph:
+class _PolicyGraph:
     """A policy captured as a graph for one batch size."""
 
     def __init__(
         self, policy: Any, size: int, kind: ExplorationType, example: Leaves, execution: Any
     ) -> None:
-        self._rows = {key: np.repeat(example[key][:1], size, 0) for key in _read(policy, example)}
-        self._tensors = [torch.from_numpy(rows) for rows in self._rows.values()]
-        self._written: list[tuple[str, ...]] = []
+        self._inputs = {
+            key: np.repeat(example[key][:1], size, 0) for key in _keys_read_by(policy, example)
+        }
+        self._input_tensors = [torch.from_numpy(rows) for rows in self._inputs.values()]
+        self._output_keys: list[tuple[str, ...]] = []
 
         def acted(*tensors: Tensor) -> list[Tensor]:
-            given = as_tensordict(dict(zip(self._rows, tensors)))
+            given = as_tensordict(dict(zip(self._inputs, tensors)))
             with set_exploration_type(kind):
                 found = dict(flat_leaves(policy(given)))
-            self._written = [key for key in found if key not in example]
-            return [found[key] for key in self._written]
+            self._output_keys = [key for key in found if key not in example]
+            return [found[key] for key in self._output_keys]
 
         name = f"a policy of {size} rows"
         try:
             with torch.random.fork_rng(devices=[]), torch.no_grad():
-                self._program = capture(acted, *self._tensors, name=name, execution=execution)
+                self._program = capture(acted, *self._input_tensors, name=name, execution=execution)
         except CaptureError:
             raise
         except Exception as error:
@@ -206,13 +210,13 @@ class _Graph:
             raise CaptureError(f"it raised {why}") from error
 
     def __call__(self, leaves: Leaves, n: int) -> Leaves:
-        for key, rows in self._rows.items():
+        for key, rows in self._inputs.items():
             rows[:n] = leaves[key]
-        out = self._program.flat(self._tensors)
-        return {key: x.numpy()[:n] for key, x in zip(self._written, out)}
+        out = self._program.flat(self._input_tensors)
+        return {key: x.numpy()[:n] for key, x in zip(self._output_keys, out)}
 
 
-def _read(policy: Any, example: Leaves) -> list[tuple[str, ...]]:
+def _keys_read_by(policy: Any, example: Leaves) -> list[tuple[str, ...]]:
     """Returns the keys that a policy reads; all keys if it has no ``in_keys``."""
     keys = getattr(policy, "in_keys", None)
     if keys is None:

@@ -40,8 +40,8 @@ class Connection(asyncio.Protocol):
         self._nonce = os.urandom(16)
         self._frames = Frames(min(_HELLO_BYTES, self._limit))
         self._client: Client | None = None
-        self._made = False  # also during the TLS handshake
-        self._take_scheduled = False
+        self._is_connected = False  # also during the TLS handshake
+        self._handling_is_scheduled = False
         self.closed = False
 
     @property
@@ -51,7 +51,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Sends a random nonce for the client to sign, so that the token itself is never sent."""
-        self._transport, self._made = cast(asyncio.Transport, transport), True
+        self._transport, self._is_connected = cast(asyncio.Transport, transport), True
         if self.closed:  # too many connections
             self._transport.abort()
             return
@@ -67,18 +67,18 @@ class Connection(asyncio.Protocol):
         if self.closed:
             return
         self._frames.feed(data)
-        if not self._take_scheduled:
-            self._take_next()
+        if not self._handling_is_scheduled:
+            self._handle_next_message()
 
-    def _take_next(self) -> None:
+    def _handle_next_message(self) -> None:
         """Handles one message; schedules itself again if received bytes are left."""
-        was_scheduled, self._take_scheduled = self._take_scheduled, False
+        was_scheduled, self._handling_is_scheduled = self._handling_is_scheduled, False
         if self.closed:
             return
         try:
             message = self._frames.next()
             if message is not None:
-                self._take(message)
+                self._handle_message(message)
         except Refused as why:
             if self._client is not None:
                 self._server.refuse(self._client, str(why))
@@ -87,13 +87,13 @@ class Connection(asyncio.Protocol):
             self.refuse(str(why))
             return
         if message is not None and self._frames.waiting:
-            self._take_scheduled = True
+            self._handling_is_scheduled = True
             self._transport.pause_reading()
-            asyncio.get_running_loop().call_soon(self._take_next)
+            asyncio.get_running_loop().call_soon(self._handle_next_message)
         elif was_scheduled:
             self._transport.resume_reading()
 
-    def _take(self, message: dict[str, Any]) -> None:
+    def _handle_message(self, message: dict[str, Any]) -> None:
         if self._client is not None:
             self._server.receive(self._client, message)
             return
@@ -109,7 +109,7 @@ class Connection(asyncio.Protocol):
 
     def refuse(self, why: str) -> None:
         """Sends the reason, and closes the connection."""
-        if self._made and not self.closed:
+        if self._is_connected and not self.closed:
             self.send(framed({"type": "error", "message": why}))
             self._close_once_read()
         self.closed = True
@@ -128,7 +128,7 @@ class Connection(asyncio.Protocol):
 
     def disconnect(self) -> None:
         """Closes without a message; the client may reconnect."""
-        if self._made and not self.closed:
+        if self._is_connected and not self.closed:
             self._transport.close()
         self.closed = True
 
@@ -188,13 +188,13 @@ class Listener:
         self._hello_timeout = hello_timeout
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._loop = asyncio.new_event_loop()
-        self._end = self._loop.create_future()
+        self._stop_future = self._loop.create_future()
         server.schedule = self._loop.call_soon
         handshake = None if ssl is None else hello_timeout
         try:
-            self._listening = self._loop.run_until_complete(
+            self._socket_server = self._loop.run_until_complete(
                 self._loop.create_server(
-                    self._connect, host, port, ssl=ssl, ssl_handshake_timeout=handshake
+                    self._make_connection, host, port, ssl=ssl, ssl_handshake_timeout=handshake
                 )
             )
         except OSError as error:
@@ -203,7 +203,7 @@ class Listener:
                 f"cannot listen on {host}:{port} ({error.strerror or error}); use another port, "
                 "or 0 for a free one."
             ) from None
-        self.port: int = self._listening.sockets[0].getsockname()[1]
+        self.port: int = self._socket_server.sockets[0].getsockname()[1]
         self._thread = threading.Thread(target=self._run, name="torchrl_marl server", daemon=True)
         self._thread.start()
 
@@ -242,26 +242,28 @@ class Listener:
         self._thread.join()
 
     def _stop(self) -> None:
-        if not self._end.done():
-            self._end.set_result(None)
+        if not self._stop_future.done():
+            self._stop_future.set_result(None)
 
-    def _connect(self) -> Connection:
+    def _make_connection(self) -> Connection:
         connection = Connection(self.server)
         self._connections.add(connection)
         if len(self._connections) > 2 * self.server.max_clients + 16:
             connection.closed = True
         else:
-            self._loop.call_later(self._hello_timeout, _expect_hello, weakref.ref(connection))
+            self._loop.call_later(
+                self._hello_timeout, _refuse_without_hello, weakref.ref(connection)
+            )
         return connection
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.set_exception_handler(self._handle_exception)
-        self._loop.call_later(self._pause, self._reap)
+        self._loop.call_later(self._reap_interval, self._reap)
         try:
-            self._loop.run_until_complete(self._end)
+            self._loop.run_until_complete(self._stop_future)
         finally:
-            self._listening.close()
+            self._socket_server.close()
             for connection in list(self._connections):
                 connection.disconnect()  # without an error, so that clients try to reconnect
             self._loop.run_until_complete(asyncio.sleep(0.05))
@@ -269,12 +271,12 @@ class Listener:
             self._loop.close()
 
     @property
-    def _pause(self) -> float:
+    def _reap_interval(self) -> float:
         return max(0.02, min(self.server.grace, self.server.idle_timeout, 4.0) / 4)
 
     def _reap(self) -> None:
         self.server.reap()
-        self._loop.call_later(self._pause, self._reap)
+        self._loop.call_later(self._reap_interval, self._reap)
 
     def _handle_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Ends the thread, unless the exception concerns only one client's connection."""
@@ -285,7 +287,7 @@ class Listener:
         self._stop()
 
 
-def _expect_hello(reference: weakref.ref[Connection]) -> None:
+def _refuse_without_hello(reference: weakref.ref[Connection]) -> None:
     connection = reference()
     if connection is not None and not connection.known:
         connection.refuse("no hello was received in time.")

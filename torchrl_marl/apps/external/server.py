@@ -121,12 +121,12 @@ class ActionServer:
         self.schedule: Callable[[Callable[[], None]], Any] = lambda flush: flush()
         self.declared: Declared | None = None
         self._hidden_sizes: dict[str, int] | None = None
-        self._received: list[Client] = []
-        self._waiting: deque[Client] = deque()
-        self._scheduled = False
-        self._free = list(range(max_clients))[::-1]
+        self._received_clients: list[Client] = []
+        self._waiting_clients: deque[Client] = deque()
+        self._flush_is_scheduled = False
+        self._free_slots = list(range(max_clients))[::-1]
         if declared is not None:
-            self._declare(declared)
+            self._allocate_slots(declared)
 
     @property
     def policy(self) -> Acting | None:
@@ -138,7 +138,7 @@ class ActionServer:
         known = policy is None or isinstance(policy, Acting)
         self._acting = cast("Acting | None", policy) if known else Acting(cast(Policy, policy))
 
-    def _declare(self, declared: Declared) -> None:
+    def _allocate_slots(self, declared: Declared) -> None:
         self.declared, self.slots = (
             declared,
             ClientSlots(declared, self.max_clients, self.max_number),
@@ -200,17 +200,17 @@ class ActionServer:
             else:
                 declared.check_size(self.max_message_bytes)
                 declared.declaration("client", 1)
-                self._declare(declared)
+                self._allocate_slots(declared)
         except ConfigError as error:
             raise Refused(str(error)) from None
 
     def _add_client(self, name: str, connection: ClientConnection) -> Client:
-        if not self._free:
+        if not self._free_slots:
             raise Refused(
                 f"{self.max_clients} clients are connected, expected no more; try again later, or "
                 "raise max_clients."
             )
-        client = self.clients[name] = Client(name, self._free.pop(), connection, self.clock())
+        client = self.clients[name] = Client(name, self._free_slots.pop(), connection, self.clock())
         self.slots.begin(client.slot)
         return client
 
@@ -223,16 +223,16 @@ class ActionServer:
         """Truncates a client's running episode and frees its slot."""
         if self.clients.pop(client.name, None) is not client:
             return
-        self._truncate(client)
-        for waiting in (self._received, self._waiting):
+        self._truncate_episode(client)
+        for waiting in (self._received_clients, self._waiting_clients):
             if client in waiting:
                 waiting.remove(client)
         if self.recording is not None:
             self.recording.leave(client.slot)
-        self._free.append(client.slot)
+        self._free_slots.append(client.slot)
         self.resume_waiting()
 
-    def _truncate(self, client: Client) -> None:
+    def _truncate_episode(self, client: Client) -> None:
         """Truncates a client's unfinished episode at the last observation."""
         if not client.over:
             self.counts["truncated"] += 1
@@ -280,8 +280,8 @@ class ActionServer:
         self.slots.read(client.slot, message, kind == "end")
         client.episode, client.t, client.last = episode, t, kind == "end"
         client.busy, client.answer = True, b""
-        self._received.append(client)
-        self._wake()
+        self._received_clients.append(client)
+        self._schedule_flush()
 
     def _handle_repeated(self, client: Client, same: bool) -> None:
         """Answers a repeated message with the same answer; ignores messages from earlier steps."""
@@ -303,7 +303,7 @@ class ActionServer:
                     f"{kind} {t} is the first message of episode {episode}, expected a step with t "
                     "0."
                 )
-            self._truncate(client)
+            self._truncate_episode(client)
             self.slots.begin(client.slot)
             client.over = False
             if self.recording is not None:
@@ -313,22 +313,22 @@ class ActionServer:
         elif client.over and (kind == "step" or client.last):
             raise Refused(f"episode {episode} has ended, expected the next one's first step.")
 
-    def _wake(self) -> None:
-        if not self._scheduled:
-            self._scheduled = True
+    def _schedule_flush(self) -> None:
+        if not self._flush_is_scheduled:
+            self._flush_is_scheduled = True
             self.schedule(self.flush)
 
     # --------------------------------------------------------------------------------- a batch
 
     def flush(self) -> None:
         """Answers the messages received since the last call, except for clients that must wait."""
-        self._scheduled = False
-        received, self._received = self._received, []
+        self._flush_is_scheduled = False
+        received, self._received_clients = self._received_clients, []
         if received:
             self._end_steps(received)
-        acting = self._steps_to_begin()
+        acting = self._clients_to_answer()
         if acting:
-            self._act(acting)
+            self._answer_with_actions(acting)
 
     def _end_steps(self, received: list[Client]) -> None:
         """Completes the clients' last steps; clients in a running episode then wait for actions."""
@@ -352,30 +352,30 @@ class ActionServer:
             client.recorded = False
             if ended or client.last:
                 client.over = True
-                self._answer(client, {})
+                self._send_answer(client, {})
             else:
-                self._waiting.append(client)
+                self._waiting_clients.append(client)
 
-    def _steps_to_begin(self) -> list[Client]:
+    def _clients_to_answer(self) -> list[Client]:
         """Returns the waiting clients that may begin a step now."""
         if self.policy is None:
             return []
         if self.recording is None:
-            acting = list(self._waiting)
-            self._waiting.clear()
+            acting = list(self._waiting_clients)
+            self._waiting_clients.clear()
             return acting
         acting, waiting = [], deque[Client]()
-        for client in self._waiting:
+        for client in self._waiting_clients:
             (acting if self.recording.may_open(client.slot) else waiting).append(client)
-        self._waiting = waiting
+        self._waiting_clients = waiting
         return acting
 
     def resume_waiting(self) -> None:
         """Answers the clients that were waiting for the next batch to begin."""
-        if self._waiting:
-            self._wake()
+        if self._waiting_clients:
+            self._schedule_flush()
 
-    def _act(self, acting: list[Client]) -> None:
+    def _answer_with_actions(self, acting: list[Client]) -> None:
         slots = np.array([client.slot for client in acting])
         leaves = self.slots.inputs(slots)
         assert self._acting is not None
@@ -386,15 +386,15 @@ class ActionServer:
         if self.recording is not None:
             written = {key: rows for key, rows in acted.items() if key[0] != "next"}
             self.recording.open(slots, {**leaves, **written}, self.version)
-        rows = [self._actions(name, acted, leaves) for name in self.slots.groups]
+        rows = [self._actions_by_client(name, acted, leaves) for name in self.slots.groups]
         for i, client in enumerate(acting):
             client.recorded = self.recording is not None
             actions = (
                 rows[0][i] if len(rows) == 1 else {k: x for r in rows for k, x in r[i].items()}
             )
-            self._answer(client, actions)
+            self._send_answer(client, actions)
 
-    def _actions(self, name: str, acted: Leaves, leaves: Leaves) -> list[dict[str, Any]]:
+    def _actions_by_client(self, name: str, acted: Leaves, leaves: Leaves) -> list[dict[str, Any]]:
         """Returns a group's actions for each client, without agents that do not act now."""
         actions, mask = acted[name, "action"].tolist(), leaves[name, "mask"]
         names = self.slots.groups[name].names
@@ -405,7 +405,7 @@ class ActionServer:
             for own, alive in zip(actions, mask.tolist())
         ]
 
-    def _answer(self, client: Client, actions: dict[str, Any]) -> None:
+    def _send_answer(self, client: Client, actions: dict[str, Any]) -> None:
         message = {"type": "actions", "episode": client.episode, "t": client.t}
         client.answer = framed({**message, "actions": actions, "version": self.version})
         client.busy = False

@@ -18,7 +18,7 @@ PROTOCOL = 1
 """Version of the protocol."""
 
 _LENGTH = struct.Struct("<I")
-_MOST_NAMES = 20_000  # keys of one map: agents of a step
+_MAX_MAP_ENTRIES = 20_000  # keys of one map: agents of a step
 
 
 class Refused(UserError):
@@ -93,13 +93,13 @@ class Frames:
             return None
         body = bytes(memoryview(data)[4 : 4 + size])
         del data[: 4 + size]
-        return _unpacked(body)
+        return _unpack(body)
 
 
-def _unpacked(body: bytes) -> dict[str, Any]:
+def _unpack(body: bytes) -> dict[str, Any]:
     try:
         message = msgpack.unpackb(
-            body, max_map_len=_MOST_NAMES, max_str_len=1000, max_ext_len=0, strict_map_key=True
+            body, max_map_len=_MAX_MAP_ENTRIES, max_str_len=1000, max_ext_len=0, strict_map_key=True
         )
     except Exception as error:  # random bytes raise many kinds
         what = f"{type(error).__name__}: {str(error)[:80]}"

@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from torchrl_marl.collectors.ray_connection import Connection
     from torchrl_marl.training.run import Run
 
-    _Ended = Generator[tuple[int, Run | Path | Exception], None, None]
+    _Outcomes = Generator[tuple[int, Run | Path | Exception], None, None]
 
 __all__ = ["Jobs", "Stopped", "train_all", "train_each", "train_or_resume"]
 
 _POLL_SECONDS = 0.5  # between two checks of the processes
-_PATIENCE = 120.0  # seconds for a task that was asked to stop to save its run
+_CANCEL_TIMEOUT = 120.0  # seconds for a task that was asked to stop to save its run
 _SIGNALS = [getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP")]
-_STOPPED = tuple(code for n in _SIGNALS if n for code in (-n, 128 + n))
+_STOP_EXIT_CODES = tuple(code for n in _SIGNALS if n for code in (-n, 128 + n))
 
 
-def _ignore(_: Any) -> None:
+def _do_nothing(_: Any) -> None:
     """Does nothing."""
 
 
@@ -79,8 +79,8 @@ class Jobs:
         at_once: int = 1,
         slurm: Mapping[str, Any] = MappingProxyType({}),
         folder: Path = Path(),
-        began: Callable[[int], object] = _ignore,
-        look: Callable[[Collection[int]], object] = _ignore,
+        began: Callable[[int], object] = _do_nothing,
+        look: Callable[[Collection[int]], object] = _do_nothing,
         resume: bool = True,
         **overrides: Any,
     ) -> None:
@@ -92,24 +92,24 @@ class Jobs:
             self.executor = make_executor(folder / "logs", slurm)
         self.began, self.look, self.resume, self.overrides = began, look, resume, overrides
 
-    def ended(self) -> _Ended:
+    def ended(self) -> _Outcomes:
         """Trains all runs.
 
         Yields:
             tuple: in the order in which runs end: the index of a run, and its result. The result
                 is the run, its folder if another process trained it, or its exception.
         """
-        places = {"here": self._here, "ray": self._on_ray}
-        return places.get(self.where, self._in_processes)()
+        places = {"here": self._run_in_this_process, "ray": self._run_on_ray}
+        return places.get(self.where, self._run_in_child_processes)()
 
-    def _here(self) -> _Ended:
+    def _run_in_this_process(self) -> _Outcomes:
         from torchrl_marl.training.messages import messages_of
 
         for number, config in enumerate(self.configs):
             self.began(number)
             try:
                 folder = config.folder if self.resume else None
-                with messages_of(self._name_of(config)):
+                with messages_of(self._message_prefix(config)):
                     found: Run | Exception = train_or_resume(config, folder, **self.overrides)
             except Exception as error:
                 found = error
@@ -118,7 +118,7 @@ class Jobs:
                 raise
             yield number, found
 
-    def _name_of(self, config: TrainConfig) -> str:
+    def _message_prefix(self, config: TrainConfig) -> str:
         """Returns the name of a run in messages; empty for a single run."""
         if len(self.configs) == 1 and self.folder == Path():
             return ""
@@ -128,15 +128,15 @@ class Jobs:
         inside = folder.is_relative_to(self.folder)
         return (folder.relative_to(self.folder) if inside else folder).as_posix()
 
-    def _in_processes(self) -> _Ended:
+    def _run_in_child_processes(self) -> _Outcomes:
         waiting = deque(range(len(self.configs)))
-        working: dict[int, _Process | SlurmJob] = {}
+        working: dict[int, _ChildProcess | SlurmJob] = {}
         interruption = Interruption()
         try:
             with interruption:
                 while working or (waiting and not interruption.asked):
                     while waiting and len(working) < self.at_once and not interruption.asked:
-                        self._start(waiting.popleft(), working)
+                        self._start_job(waiting.popleft(), working)
                     if interruption.asked:
                         for process in working.values():
                             process.stop()
@@ -150,25 +150,25 @@ class Jobs:
                 process.close()
         interruption.handle_signal(self.folder)
 
-    def _start(self, number: int, working: dict[int, _Process | SlurmJob]) -> None:
+    def _start_job(self, number: int, working: dict[int, _ChildProcess | SlurmJob]) -> None:
         self.began(number)
         config = self.configs[number]
         if self.executor is not None:
             from torchrl_marl.apps.jobs.slurm import SlurmJob
 
             path = str(Path(str(config.folder)).absolute())
-            request = _request(dataclasses.replace(config, folder=path), self.overrides)
+            request = _make_request(dataclasses.replace(config, folder=path), self.overrides)
             working[number] = SlurmJob(self.executor, _train_job, request, Path(path), Stopped())
             return
         parts = Path(str(config.folder)).relative_to(self.folder).parts
         log = self.folder / "logs" / f"{'_'.join(parts)}.log"
-        working[number] = _Process(config, self.overrides, log, one_thread=self.at_once > 1)
+        working[number] = _ChildProcess(config, self.overrides, log, one_thread=self.at_once > 1)
 
-    def _on_ray(self) -> _Ended:
+    def _run_on_ray(self) -> _Outcomes:
         from torchrl_marl.collectors.ray_connection import connect
         from torchrl_marl.training.folder import check_folder
 
-        placed = [_placed(config, number) for number, config in enumerate(self.configs)]
+        placed = [_config_for_ray(config, number) for number, config in enumerate(self.configs)]
         for config in placed:
             check_folder(config)
         settings = self.configs[0].distributed
@@ -181,7 +181,7 @@ class Jobs:
         for number in range(len(placed)):
             self.began(number)
         try:
-            yield from _tasks_as_they_end(connection, self.configs[0], placed)
+            yield from _outcomes_of_tasks(connection, self.configs[0], placed)
         finally:
             connection.close()
 
@@ -219,7 +219,7 @@ def train_or_resume(
 # -------------------------------------------------------------------------------------- processes
 
 
-class _Process:
+class _ChildProcess:
     """A run trained in a child process."""
 
     def __init__(
@@ -227,14 +227,14 @@ class _Process:
     ) -> None:
         self.folder, self.log = Path(str(config.folder)), log
         log.parent.mkdir(exist_ok=True)
-        request = _request(config, overrides)
+        request = _make_request(config, overrides)
         with open_to_append(log) as file:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "torchrl_marl.apps.jobs.jobs"],
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=file,
-                env=_environment(one_thread),
+                env=_child_environment(one_thread),
                 start_new_session=True,  # Ctrl-C reaches this process, which stops the children
             )
         assert self.process.stdin is not None
@@ -264,7 +264,7 @@ class _Process:
         code = self.process.returncode
         if code == 0:
             return self.folder
-        if code in _STOPPED:
+        if code in _STOP_EXIT_CODES:
             return Stopped()
         if code < 0:
             return UserError(f"ended by signal {-code}")
@@ -276,7 +276,7 @@ class _Process:
         return UserError(last.removeprefix("torchrl-marl: error: ") or "its log is empty")
 
 
-def _request(config: TrainConfig, overrides: Mapping[str, Any]) -> dict[str, Any]:
+def _make_request(config: TrainConfig, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what another process needs to train a run."""
     settings = dataclasses.asdict(config)
     return {"settings": settings, "overrides": dict(overrides), "trust": is_trusting()}
@@ -299,7 +299,7 @@ def _train_job(request: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _environment(one_thread: bool) -> dict[str, str]:
+def _child_environment(one_thread: bool) -> dict[str, str]:
     """Returns the environment variables of a child process.
 
     They contain this package's path and, with ``one_thread``, limit libraries to one thread.
@@ -314,7 +314,7 @@ def _environment(one_thread: bool) -> dict[str, str]:
 def _main() -> int:
     """Trains the run described on standard input; runs in a child process."""
     request = json.loads(sys.stdin.readline())
-    threading.Thread(target=_end_with_input, daemon=True).start()
+    threading.Thread(target=_terminate_when_input_ends, daemon=True).start()
     from torchrl_marl.apps.console import print_error, silence_libraries
 
     silence_libraries()
@@ -331,7 +331,7 @@ def _main() -> int:
     return 0
 
 
-def _end_with_input() -> None:
+def _terminate_when_input_ends() -> None:
     while os.read(sys.stdin.fileno(), 1024):  # not sys.stdin.read: Python's exit needs its lock
         pass
     os.kill(os.getpid(), signal.SIGTERM)
@@ -340,7 +340,7 @@ def _end_with_input() -> None:
 # --------------------------------------------------------------------------------------- Ray tasks
 
 
-def _placed(config: TrainConfig, number: int) -> TrainConfig:
+def _config_for_ray(config: TrainConfig, number: int) -> TrainConfig:
     """Returns a run's settings for a Ray task; the folder is fixed, and the run not distributed."""
     folder = config.folder
     if folder is None:
@@ -352,7 +352,7 @@ def _placed(config: TrainConfig, number: int) -> TrainConfig:
     return dataclasses.replace(config, folder=path, distributed=plain, logging=quiet)
 
 
-def _tasks_as_they_end(
+def _outcomes_of_tasks(
     connection: Connection, first: TrainConfig, configs: Sequence[TrainConfig]
 ) -> Iterator[tuple[int, Path | Exception]]:
     ray, settings = connection.ray, first.distributed
@@ -366,15 +366,15 @@ def _tasks_as_they_end(
     try:
         while left:
             (ended, *_), left = connection.wait(left, 1)
-            yield numbers[ended], _outcome(ray, ended, configs[numbers[ended]])
+            yield numbers[ended], _task_outcome(ray, ended, configs[numbers[ended]])
     finally:
         for result in left:
             ray.cancel(result)
         if left:
-            ray.wait(left, num_returns=len(left), timeout=_PATIENCE)
+            ray.wait(left, num_returns=len(left), timeout=_CANCEL_TIMEOUT)
 
 
-def _outcome(ray: Any, result: Any, config: TrainConfig) -> Path | Exception:
+def _task_outcome(ray: Any, result: Any, config: TrainConfig) -> Path | Exception:
     from torchrl_marl.collectors.ray import ActorFailure, answer_of
 
     try:
@@ -448,7 +448,7 @@ def train_each(
             if isinstance(found, Path):
                 seed, left = configs[number].seed, count - done
                 print_message(f"seed {seed} has ended, {left} to go: {str(found)!r}")
-                yield configs[number], _load(found)
+                yield configs[number], _load_runs(found)
             elif not isinstance(found, Exception):
                 yield configs[number], getattr(found, "members", [found])
             elif count == 1 and not on_ray:
@@ -457,7 +457,7 @@ def train_each(
                 yield configs[number], found
 
 
-def _load(folder: Path) -> list[Run]:
+def _load_runs(folder: Path) -> list[Run]:
     """Plots the curves of a run that another process trained, and loads the run.
 
     Returns a list with the run or, for a population, with its members.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TrialScheduler", "Trials", "adam_correction"]
 
-_LEAST_EPISODES = 10  # of which a trial's value at a rung is the mean
+_MIN_EPISODES = 10  # of which a trial's value at a rung is the mean
 
 
 class TrialScheduler(Protocol):
@@ -96,10 +96,12 @@ class Trials(Part):
         size = config.population.size
         self.numbers: list[int | None] = list(range(size))
         self.fitness = Fitness(size)
-        self._reached = [0] * size
-        self._lr = torch.stack([learner.settings["lr"].cpu() for learner in learners])
-        self._began = torch.zeros_like(self._lr)  # updates of each learner when the trial began
-        self._before = torch.zeros(len(learners))
+        self._next_rung = [0] * size
+        self._base_lr = torch.stack([learner.settings["lr"].cpu() for learner in learners])
+        self._updates_at_start = torch.zeros_like(
+            self._base_lr
+        )  # updates of each learner when the trial began
+        self._updates_before = torch.zeros(len(learners))
 
     @property
     def done(self) -> bool:
@@ -115,28 +117,30 @@ class Trials(Part):
         ]
         for i in is_finished:
             self._end_member(i, training.progress)
-            self._start_next(i, training.progress)
+            self._start_next_trial(i, training.progress)
         if not all(self.population.members[i].idle for i in is_finished):
             training.saved_at = None
             training.save()
 
-    def _start_next(self, i: int, now: Progress) -> None:
+    def _start_next_trial(self, i: int, now: Progress) -> None:
         """Begins the next trial in the place of a member, if a trial is left."""
         self.numbers[i] = None
         proposed = self.scheduler.next()
         if proposed is None:
             return
         number, settings = proposed
-        self._place(i, number, settings, now)
+        self._assign_trial(i, number, settings, now)
         member = self.population.members[i]
         member.open(now)
         first = self.population.run.summary
         member.summary = {key: first.get(key) for key in ("return_random", "return_heuristic")}
         self._reset_member(i, settings)
 
-    def _place(self, i: int, number: int, settings: Mapping[str, float], begun: Progress) -> None:
+    def _assign_trial(
+        self, i: int, number: int, settings: Mapping[str, float], begun: Progress
+    ) -> None:
         placed = dataclasses.replace(self.config, folder=str(self.population.folder.path))
-        self.numbers[i], self._reached[i] = number, 0
+        self.numbers[i], self._next_rung[i] = number, 0
         self.population.replace(i, member_of(placed, number, settings), begun)
 
     @torch.no_grad()
@@ -151,8 +155,8 @@ class Trials(Part):
             learner.diverged[i] = False
             for name, value in settings.items():
                 learner.settings[name][i] = value
-            self._lr[k, i] = settings.get("lr", learner.config.lr)
-            self._began[k, i] = _updates_of(learner)
+            self._base_lr[k, i] = settings.get("lr", learner.config.lr)
+            self._updates_at_start[k, i] = _optimizer_updates(learner)
         self.fitness.begin([i])
 
     # ------------------------------------------------------------------------------ an iteration
@@ -160,11 +164,11 @@ class Trials(Part):
     def take(self, batch: TensorDictBase) -> TensorDictBase:
         """Corrects the learning rate of members with trials that began after the optimizer."""
         for k, learner in enumerate(self.learners):
-            now = _updates_of(learner)
-            half = (now - float(self._before[k])) / 2  # of the updates of a batch
-            factor = adam_correction(now - self._began[k] + half, now + half)
-            learner.settings["lr"].copy_(self._lr[k] * factor)
-            self._before[k] = now
+            now = _optimizer_updates(learner)
+            half = (now - float(self._updates_before[k])) / 2  # of the updates of a batch
+            factor = adam_correction(now - self._updates_at_start[k] + half, now + half)
+            learner.settings["lr"].copy_(self._base_lr[k] * factor)
+            self._updates_before[k] = now
         return batch
 
     def finish(self, training: Training) -> None:
@@ -177,38 +181,38 @@ class Trials(Part):
         whole = [
             i
             for i in running
-            if not diverged[i] and self._frames_of(i, now) >= self.config.total_frames
+            if not diverged[i] and self._trained_frames(i, now) >= self.config.total_frames
         ]
-        over = {i for i in running if diverged[i] or i in whole or self._falls_behind(i, now)}
+        over = {i for i in running if diverged[i] or i in whole or self._should_prune_now(i, now)}
         if not over:
             return
-        found = self._values_of(whole, now)
+        found = self._evaluate_complete_trials(whole, now)
         training.save_members(training.state_dict())
         for i in sorted(over):
             number = self.numbers[i]
             assert number is not None
             self._end_member(i, now)
             self.scheduler.ended(number, found.get(i), pruned=not diverged[i])
-            self._start_next(i, now)
+            self._start_next_trial(i, now)
         training.saved_at = None
         training.save()
 
-    def _frames_of(self, i: int, now: Progress) -> int:
+    def _trained_frames(self, i: int, now: Progress) -> int:
         return now.frames - self.population.members[i].begun.frames
 
-    def _falls_behind(self, i: int, now: Progress) -> bool:
+    def _should_prune_now(self, i: int, now: Progress) -> bool:
         """Returns whether a trial has just reached a rung and must be pruned there."""
-        rungs, reached, number = self.scheduler.rungs, self._reached[i], self.numbers[i]
-        if reached == len(rungs) or self._frames_of(i, now) < rungs[reached]:
+        rungs, reached, number = self.scheduler.rungs, self._next_rung[i], self.numbers[i]
+        if reached == len(rungs) or self._trained_frames(i, now) < rungs[reached]:
             return False
-        if self.fitness.episodes[i] < _LEAST_EPISODES or number is None:
+        if self.fitness.episodes[i] < _MIN_EPISODES or number is None:
             return False
         value = float(self.fitness.mean[i])
-        self._reached[i] += 1
+        self._next_rung[i] += 1
         self.fitness.begin([i])
         return self.scheduler.should_prune(number, rungs[reached], value)
 
-    def _values_of(self, whole: Sequence[int], now: Progress) -> dict[int, float]:
+    def _evaluate_complete_trials(self, whole: Sequence[int], now: Progress) -> dict[int, float]:
         """Evaluates the complete trials, records their results and returns them."""
         results = self.population.play(self.population.policy) if whole else []
         for i in whole:
@@ -231,14 +235,14 @@ class Trials(Part):
         """Returns the state for a checkpoint."""
         return {
             "numbers": list(self.numbers),
-            "settings": [self._settings_of(i) for i in range(len(self.numbers))],
+            "settings": [self._member_settings(i) for i in range(len(self.numbers))],
             "begun": [tuple(member.begun) for member in self.population.members],
-            "reached": list(self._reached),
+            "reached": list(self._next_rung),
             "fitness": self.fitness.state_dict(),
-            "updates": [self._lr, self._began, self._before],
+            "updates": [self._base_lr, self._updates_at_start, self._updates_before],
         }
 
-    def _settings_of(self, i: int) -> dict[str, float]:
+    def _member_settings(self, i: int) -> dict[str, float]:
         names, learner = self.config.population.bounds(), self.population.configs[i].learner
         return {name: float(getattr(learner, name)) for name in names}
 
@@ -250,10 +254,14 @@ class Trials(Part):
                 if number is None:
                     self.numbers[i], self.population.members[i].idle = None, True
                 else:
-                    self._place(i, number, state["settings"][i], Progress(*state["begun"][i]))
-        self._reached = list(state["reached"])
+                    self._assign_trial(
+                        i, number, state["settings"][i], Progress(*state["begun"][i])
+                    )
+        self._next_rung = list(state["reached"])
         self.fitness.load_state_dict(state["fitness"])
-        self._lr, self._began, self._before = (x.clone() for x in state["updates"])
+        self._base_lr, self._updates_at_start, self._updates_before = (
+            x.clone() for x in state["updates"]
+        )
 
 
 def adam_correction(own: Tensor, shared: float) -> Tensor:
@@ -285,7 +293,7 @@ def adam_correction(own: Tensor, shared: float) -> Tensor:
     return (size(own) / size(many)).to(own)
 
 
-def _updates_of(learner: OnPolicyLearner) -> float:
+def _optimizer_updates(learner: OnPolicyLearner) -> float:
     """Returns the number of updates counted by the optimizer."""
     steps = [state["step"] for state in learner.optimizer.state.values() if "step" in state]
     return float(steps[0]) if steps else 0.0

@@ -45,7 +45,15 @@ __all__ = ["Choice", "Halving", "parse_choice", "tune"]
 _RANGE = re.compile(r"(?P<low>[^.:\s]+(?:\.\d[^.:\s]*)?)\.\.(?P<high>[^:\s]+?)(?P<log>:log)?")
 
 # Settings that may differ when a search is resumed.
-_MAY_CHANGE = ("device", "threads", "execution", "folder", "checkpoint.", "logging.", "population.")
+_CHANGEABLE_SETTINGS = (
+    "device",
+    "threads",
+    "execution",
+    "folder",
+    "checkpoint.",
+    "logging.",
+    "population.",
+)
 
 
 @dataclass(frozen=True)
@@ -154,7 +162,9 @@ def tune(
     _check_names(choices, settings)
     folder = Path(folder)
     base = load_config(recipe, [*settings, f"population.size={together}"])
-    load_config(replace(base, population=replace(base.population, vary=_ranges(choices))), {})
+    load_config(
+        replace(base, population=replace(base.population, vary=_ranges_as_settings(choices))), {}
+    )
     if base.evolution.method != "none":
         raise ConfigError(
             f"evolution.method is {base.evolution.method!r}, expected none: a trial keeps its "
@@ -166,16 +176,18 @@ def tune(
             "--prune, which ends trials at different times; use evaluation.absolute_episodes=0."
         )
     rungs = rungs_of(base) if prune else []
-    with _locked(folder):
-        study = _study(folder, base.seed, pruner_of(rungs))
-        _check_same(study, {"prune": prune, "together": together if prune else None}, folder)
-        _check_search(study, _search(base, choices), folder)
+    with _lock_folder(folder):
+        study = _open_study(folder, base.seed, pruner_of(rungs))
+        _check_options(study, {"prune": prune, "together": together if prune else None}, folder)
+        _check_search(study, _describe_search(base, choices), folder)
         if prune:
-            scheduler = Halving(study, partial(_suggest, choices, base.seed), trials, rungs, log)
+            scheduler = Halving(
+                study, partial(_suggest_values, choices, base.seed), trials, rungs, log
+            )
             prune_trials(scheduler, base, folder)
-        while len(_ended(study)) < trials:
-            with _diverging(study, log):
-                _round(study, base, choices, folder, log)
+        while len(_ended_trials(study)) < trials:
+            with _fail_diverged_trials(study, log):
+                _run_trials(study, base, choices, folder, log)
         _write_table(study, choices, folder)
         return _write_best(study, folder)
 
@@ -194,7 +206,7 @@ def _check_names(choices: Sequence[Choice], settings: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     """Creates the folder of a search, and keeps other searches out of it."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -205,30 +217,30 @@ def _locked(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _ranges(choices: Sequence[Choice]) -> dict[str, Any]:
+def _ranges_as_settings(choices: Sequence[Choice]) -> dict[str, Any]:
     return {c.name: {"low": c.low, "high": c.high, "log": c.log} for c in choices}
 
 
-def _suggest(choices: Sequence[Choice], seed: int, trial: Any) -> dict[str, float]:
+def _suggest_values(choices: Sequence[Choice], seed: int, trial: Any) -> dict[str, float]:
     """Returns a trial's values. A resumed search draws what it would have drawn uninterrupted."""
     drawn = np.random.SeedSequence([seed, trial.number]).generate_state(1)[0]
-    trial.study.sampler = _sampler(int(drawn))
+    trial.study.sampler = _make_sampler(int(drawn))
     return {c.name: trial.suggest_float(c.name, c.low, c.high, log=c.log) for c in choices}
 
 
-def _sampler(seed: int) -> Any:
+def _make_sampler(seed: int) -> Any:
     import optuna
 
     # Parallel trials get proposals far apart from each other.
     return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
 
 
-def _search(base: TrainConfig, choices: Sequence[Choice]) -> dict[str, str]:
+def _describe_search(base: TrainConfig, choices: Sequence[Choice]) -> dict[str, str]:
     """Returns what a resumed search keeps, by name: its recipe, settings and ranges, as text."""
     found = {
         key: shown(plain(value))
         for key, value in flatten(asdict(base)).items()
-        if not key.startswith(_MAY_CHANGE)
+        if not key.startswith(_CHANGEABLE_SETTINGS)
     }
     ranges = {c.name: f"{c.low}..{c.high}{':log' * c.log}" for c in choices}
     return {**found, **ranges, "recipe": base.recipe}
@@ -251,7 +263,7 @@ def _check_search(study: Any, given: dict[str, str], folder: Path) -> None:
     study.set_user_attr("search", given)
 
 
-def _check_same(study: Any, given: dict[str, Any], folder: Path) -> None:
+def _check_options(study: Any, given: dict[str, Any], folder: Path) -> None:
     """Raises an error if a search is resumed with other options than it was started with."""
     known = {key: study.user_attrs.get(key) for key in given}
     if study.get_trials(deepcopy=False) and known != given:
@@ -267,7 +279,7 @@ def _check_same(study: Any, given: dict[str, Any], folder: Path) -> None:
         study.set_user_attr(key, value)
 
 
-def _study(folder: Path, seed: int, pruner: Any) -> Any:
+def _open_study(folder: Path, seed: int, pruner: Any) -> Any:
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
@@ -280,13 +292,13 @@ def _study(folder: Path, seed: int, pruner: Any) -> Any:
         study_name="tune",
         load_if_exists=True,
         direction="maximize",
-        sampler=_sampler(seed),
+        sampler=_make_sampler(seed),
         pruner=pruner,
     )
 
 
 @contextlib.contextmanager
-def _diverging(study: Any, log: Callable[[str], None]) -> Iterator[None]:
+def _fail_diverged_trials(study: Any, log: Callable[[str], None]) -> Iterator[None]:
     """Marks the running trials as failed if all of them diverge, so that others can follow.
 
     Raises:
@@ -297,21 +309,21 @@ def _diverging(study: Any, log: Callable[[str], None]) -> Iterator[None]:
     except NonFiniteError as error:
         for trial in study.get_trials(deepcopy=False):
             if not trial.state.is_finished():
-                study.tell(trial.number, state=_failed())
-        if not _complete(study):
+                study.tell(trial.number, state=_failed_state())
+        if not _complete_trials(study):
             raise
         log(f"trials failed: {error}")
 
 
-def _complete(study: Any) -> list[Any]:
-    return [trial for trial in _ended(study) if trial.state.name == "COMPLETE"]
+def _complete_trials(study: Any) -> list[Any]:
+    return [trial for trial in _ended_trials(study) if trial.state.name == "COMPLETE"]
 
 
-def _ended(study: Any) -> list[Any]:
+def _ended_trials(study: Any) -> list[Any]:
     return [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
 
 
-def _round(
+def _run_trials(
     study: Any,
     base: TrainConfig,
     choices: Sequence[Choice],
@@ -324,7 +336,7 @@ def _round(
     proposed_all = all(c.name in trial.params for trial in running for c in choices)
     if len(running) not in (0, size) or not proposed_all:  # interrupted while proposing
         for trial in running:
-            study.tell(trial.number, state=_failed())
+            study.tell(trial.number, state=_failed_state())
         running = []
     if running:
         numbers = [trial.number for trial in running]
@@ -332,16 +344,16 @@ def _round(
     else:
         asked = [study.ask() for _ in range(size)]
         numbers = [trial.number for trial in asked]
-        proposed = [_suggest(choices, base.seed, trial) for trial in asked]
+        proposed = [_suggest_values(choices, base.seed, trial) for trial in asked]
     where = folder / f"trials_{numbers[0]:04d}"
     vary = {c.name: [own[c.name] for own in proposed] for c in choices}
     config = replace(base, population=replace(base.population, vary=vary), folder=str(where))
     run = train_or_resume(config, where if (where / "checkpoints").exists() else None)
-    best = study.best_value if any(t.value is not None for t in _ended(study)) else -math.inf
+    best = study.best_value if any(t.value is not None for t in _ended_trials(study)) else -math.inf
     for number, member in zip(numbers, cast(Any, run).members):
-        value = _value(member)
+        value = _final_return(member)
         if value is None:
-            study.tell(number, state=_failed())
+            study.tell(number, state=_failed_state())
             continue
         study.tell(number, value)
         if value > best:
@@ -350,30 +362,30 @@ def _round(
             log(f"trial {number}: return {value:.4g} with {shown} ({member.folder})")
 
 
-def _value(member: Run) -> float | None:
+def _final_return(member: Run) -> float | None:
     value = member.summary.get("return_after")
     return value if value is not None and math.isfinite(value) else None
 
 
-def _failed() -> Any:
+def _failed_state() -> Any:
     from optuna.trial import TrialState
 
     return TrialState.FAIL
 
 
 def _write_table(study: Any, choices: Sequence[Choice], folder: Path) -> None:
-    places = _places(folder)
+    places = _trial_folders(folder)
     with whole_file(folder / "trials.csv", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["trial", *(c.name for c in choices), "return", "state", "folder"])
-        for trial in _ended(study):
+        for trial in _ended_trials(study):
             values = [f"{trial.params.get(c.name, math.nan):.6g}" for c in choices]
             found = "" if trial.value is None else f"{trial.value:.6g}"
             state, place = trial.state.name.lower(), places.get(trial.number, "")
             writer.writerow([trial.number, *values, found, state, place])
 
 
-def _places(folder: Path) -> dict[int, str]:
+def _trial_folders(folder: Path) -> dict[int, str]:
     """Returns the run folder of each trial, by the trial's number."""
     found = {}
     for population in sorted(folder.glob("trials_*")):
@@ -385,21 +397,21 @@ def _places(folder: Path) -> dict[int, str]:
 
 def _write_best(study: Any, folder: Path) -> Path:
     """Writes the settings of the best trial as a recipe."""
-    if not _complete(study):
+    if not _complete_trials(study):
         raise ConfigError(f"no trial in {str(folder)!r} has a finite return; narrow the ranges.")
-    place = _places(folder)[study.best_trial.number]
+    place = _trial_folders(folder)[study.best_trial.number]
     config = read_run_config(folder / place)
     own = replace(config, folder=None, recipe="custom")
     with whole_file(folder / "best.yaml") as file:
         file.write(
-            f"# Trial {study.best_trial.number} of {len(_ended(study))}: return "
+            f"# Trial {study.best_trial.number} of {len(_ended_trials(study))}: return "
             f"{study.best_value:.4g}, in {place}.\n" + signed_yaml(own)
         )
     return folder / "best.yaml"
 
 
-_FACTOR = 4
-_MOST_RUNGS = 3
+_REDUCTION = 4
+_MAX_RUNGS = 3
 
 
 def rungs_of(config: TrainConfig) -> list[int]:
@@ -434,14 +446,14 @@ def rungs_of(config: TrainConfig) -> list[int]:
                     "--prune, since trials begin at different times; use "
                     f"{at}{name}=constant, or leave --prune out."
                 )
-    longest = math.log(config.total_frames / config.frames_per_batch, _FACTOR)
-    count = min(_MOST_RUNGS, int(longest + 1e-9))
+    longest = math.log(config.total_frames / config.frames_per_batch, _REDUCTION)
+    count = min(_MAX_RUNGS, int(longest + 1e-9))
     if count < 1:
         raise ConfigError(
-            f"total_frames is {config.total_frames}, expected {_FACTOR} times frames_per_batch "
+            f"total_frames is {config.total_frames}, expected {_REDUCTION} times frames_per_batch "
             f"({config.frames_per_batch}) or more with --prune; leave --prune out."
         )
-    return [config.total_frames // _FACTOR**k for k in range(count, 0, -1)]
+    return [config.total_frames // _REDUCTION**k for k in range(count, 0, -1)]
 
 
 def pruner_of(rungs: Sequence[int]) -> Any:
@@ -451,7 +463,7 @@ def pruner_of(rungs: Sequence[int]) -> Any:
     if not rungs:
         return optuna.pruners.NopPruner()
     return optuna.pruners.SuccessiveHalvingPruner(
-        min_resource=rungs[0], reduction_factor=_FACTOR, min_early_stopping_rate=0
+        min_resource=rungs[0], reduction_factor=_REDUCTION, min_early_stopping_rate=0
     )
 
 
@@ -475,13 +487,13 @@ class Halving:
 
     def first(self, count: int) -> list[dict[str, float]]:
         """Returns the settings of the first trials; proposes the trials that the study lacks."""
-        while len(self._known()) < count:
+        while len(self._all_trials()) < count:
             self.study.ask()
-        return [self.suggest(self._trial(number)) for number in range(count)]
+        return [self.suggest(self._trial_by_number(number)) for number in range(count)]
 
     def next(self) -> tuple[int, dict[str, float]] | None:
         """Returns the number and the learner settings of the next trial."""
-        if len(self._known()) >= self.trials:
+        if len(self._all_trials()) >= self.trials:
             return None
         trial = self.study.ask()
         settings = self.suggest(trial)
@@ -489,11 +501,11 @@ class Halving:
 
     def is_finished(self, trial: int) -> bool:
         """Returns whether the study records a trial as ended."""
-        return self._known()[trial].state.is_finished()
+        return self._all_trials()[trial].state.is_finished()
 
     def should_prune(self, trial: int, frames: int, value: float) -> bool:
         """Reports a trial's value at a rung, and returns whether to prune it."""
-        asked = self._trial(trial)
+        asked = self._trial_by_number(trial)
         asked.report(value, frames)
         return asked.should_prune()
 
@@ -501,7 +513,7 @@ class Halving:
         """Records the end of a trial in the study."""
         from optuna.trial import TrialState
 
-        known = self._known()[trial]
+        known = self._all_trials()[trial]
         settings = ", ".join(f"{name}={x:.4g}" for name, x in known.params.items())
         if value is not None and math.isfinite(value):
             self.study.tell(trial, value)
@@ -511,22 +523,22 @@ class Halving:
         diverged = value is not None or not pruned
         self.study.tell(trial, state=TrialState.FAIL if diverged else TrialState.PRUNED)
         frames = max(known.intermediate_values, default=0)
-        how = "diverged" if diverged else f"pruned after {frames:,} frames"
-        self.log(f"trial {trial}: {how} with {settings}")
+        ending = "diverged" if diverged else f"pruned after {frames:,} frames"
+        self.log(f"trial {trial}: {ending} with {settings}")
 
     def forget(self, running: Sequence[int | None]) -> None:
         """Marks unfinished trials as failed if they no longer run, as after a killed process."""
-        for trial in self._known():
+        for trial in self._all_trials():
             if not trial.state.is_finished() and trial.number not in running:
-                self.study.tell(trial.number, state=_failed())
+                self.study.tell(trial.number, state=_failed_state())
 
-    def _known(self) -> list[Any]:
+    def _all_trials(self) -> list[Any]:
         return self.study.get_trials(deepcopy=False)
 
-    def _trial(self, number: int) -> Any:
+    def _trial_by_number(self, number: int) -> Any:
         from optuna.trial import Trial
 
-        return Trial(self.study, self._known()[number]._trial_id)
+        return Trial(self.study, self._all_trials()[number]._trial_id)
 
 
 def prune_trials(scheduler: Halving, base: TrainConfig, folder: Path) -> None:

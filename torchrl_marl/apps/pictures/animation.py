@@ -27,13 +27,20 @@ __all__ = ["ENDINGS", "check_drawable", "draw_frames", "write"]
 ENDINGS = (".gif", ".mp4")
 """Supported file name suffixes of an animation."""
 
-_MOST_FRAMES = 300
-_MILLISECONDS, _LAST_MILLISECONDS = 60, 1500
-_LONGEST, _SHORT = 3000, 250  # milliseconds: total of a short film, and most of a frame in it
-_DPI, _TITLE, _LINE = 100, 0.34, 0.46  # heights in inches of a title and a line of agents
-_SIZES = {1: 4.8, 2: 3.8, 3: 3.2}  # panel size in inches, by number of panels in a row
-_MOST_IN_A_ROW, _SMALLEST = 4, 2.8
-_BACKGROUND, _FIELD = (255, 255, 255), (247, 247, 244)
+_MAX_FRAMES = 300
+_MIN_FRAME_MS, _LAST_FRAME_MS = 60, 1500
+_TOTAL_MS, _MAX_FRAME_MS = (
+    3000,
+    250,
+)  # milliseconds: total of a short film, and most of a frame in it
+_DPI, _TITLE_HEIGHT, _LINE_HEIGHT = (
+    100,
+    0.34,
+    0.46,
+)  # heights in inches of a title and a line of agents
+_PANEL_SIZES = {1: 4.8, 2: 3.8, 3: 3.2}  # panel size in inches, by number of panels in a row
+_MAX_COLUMNS, _MIN_PANEL_SIZE = 4, 2.8
+_BACKGROUND, _PANEL_COLOR = (255, 255, 255), (247, 247, 244)
 
 
 def check_drawable(env: EnvBase, paths: Sequence[Path] = ()) -> None:
@@ -83,7 +90,7 @@ def write(film: Film, path: Path) -> None:
         >>> write(film, Path("episodes.gif"))  # doctest: +SKIP
     """
     pictures = draw_frames(film)
-    each = min(max(_MILLISECONDS, _LONGEST // max(len(pictures), 1)), _SHORT)
+    each = min(max(_MIN_FRAME_MS, _TOTAL_MS // max(len(pictures), 1)), _MAX_FRAME_MS)
     if path.suffix == ".mp4":
         _write_video(pictures, path, each)
     else:
@@ -94,7 +101,7 @@ def _write_gif(pictures: Sequence[np.ndarray], path: Path, milliseconds: int) ->
     from PIL import Image
 
     images = [Image.fromarray(pixels) for pixels in pictures]
-    palette = _palette(images)
+    palette = _shared_palette(images)
     images = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images]
     with whole_file(path, "wb") as file:
         images[0].save(
@@ -102,7 +109,7 @@ def _write_gif(pictures: Sequence[np.ndarray], path: Path, milliseconds: int) ->
             format="GIF",
             save_all=True,
             append_images=images[1:],
-            duration=[milliseconds] * (len(images) - 1) + [_LAST_MILLISECONDS],
+            duration=[milliseconds] * (len(images) - 1) + [_LAST_FRAME_MS],
             loop=0,
             disposal=1,
             optimize=False,
@@ -113,7 +120,7 @@ def _write_video(pictures: Sequence[np.ndarray], path: Path, milliseconds: int) 
     import imageio_ffmpeg
 
     height, width = (size + size % 2 for size in pictures[0].shape[:2])
-    last = [pictures[-1]] * (_LAST_MILLISECONDS // milliseconds)
+    last = [pictures[-1]] * (_LAST_FRAME_MS // milliseconds)
     part = path.with_name(f"{path.name}.part.mp4")
     with writing(path):
         part.unlink(missing_ok=True)
@@ -134,7 +141,7 @@ def _write_video(pictures: Sequence[np.ndarray], path: Path, milliseconds: int) 
             part.unlink(missing_ok=True)
 
 
-def _palette(pictures: Sequence[Image]) -> Image:
+def _shared_palette(pictures: Sequence[Image]) -> Image:
     """Returns one palette for all pictures.
 
     The palette is computed from three of the pictures, and contains the exact background colors.
@@ -147,7 +154,7 @@ def _palette(pictures: Sequence[Image]) -> Image:
         sample.paste(picture, (0, i * height))
     palette = sample.quantize(126, method=Image.Quantize.MEDIANCUT)
     colors = palette.getpalette() or []
-    palette.putpalette([*colors[: 3 * 126], *_BACKGROUND, *_FIELD])
+    palette.putpalette([*colors[: 3 * 126], *_BACKGROUND, *_PANEL_COLOR])
     return palette
 
 
@@ -163,11 +170,11 @@ def draw_frames(film: Film) -> list[np.ndarray]:
     from matplotlib.figure import Figure
 
     longest = max(len(frames) for frames in film.episodes)
-    stride = math.ceil(longest / _MOST_FRAMES)
+    stride = math.ceil(longest / _MAX_FRAMES)
     times = [*range(0, longest - 1, stride), longest - 1]
     figure = Figure(dpi=_DPI)
     canvas = FigureCanvasAgg(figure)
-    panels = list(_panels(figure, film))
+    panels = list(_make_panels(figure, film))
     drawn = []
     for time in times:
         for panel, frames in zip(panels, film.episodes):
@@ -177,19 +184,19 @@ def draw_frames(film: Film) -> list[np.ndarray]:
     return drawn
 
 
-def _panels(figure: Figure, film: Film) -> Iterator[_Panel]:
+def _make_panels(figure: Figure, film: Film) -> Iterator[_Panel]:
     """Lays out a panel for each episode, at most four in a row."""
     n = len(film.episodes)
-    columns = min(n, _MOST_IN_A_ROW)
+    columns = min(n, _MAX_COLUMNS)
     rows = math.ceil(n / columns)
     every = [frame for frames in film.episodes for frame in frames]
-    view = _View(film, every)
-    size = _SIZES.get(columns, _SMALLEST)
+    view = _Layout(film, every)
+    size = _PANEL_SIZES.get(columns, _MIN_PANEL_SIZE)
     height = min(max(size * view.ratio, 0.33 * size), 1.34 * size)
     width = max(min(size, height / view.ratio), 0.62 * size)
-    line = _LINE if view.has_line else 0.0
+    line = _LINE_HEIGHT if view.has_line else 0.0
     names = sum(len(name) + 6 for name in every[0].returns) + 8
-    title = _TITLE * (1 if 0.085 * (len(film.name) + names) < width else 1.6)
+    title = _TITLE_HEIGHT * (1 if 0.085 * (len(film.name) + names) < width else 1.6)
     whole = height + title + line
     figure.set_size_inches(columns * width, rows * whole)
     figure.set_facecolor("white")
@@ -206,11 +213,11 @@ def _panels(figure: Figure, film: Film) -> Iterator[_Panel]:
         )
         below = (left + gap, bottom, share, line / whole / rows)
         words = film.name if n == 1 else f"{film.name} {i + 1}" if i == 0 else str(i + 1)
-        pad = 6 if title == _TITLE else 20
+        pad = 6 if title == _TITLE_HEIGHT else 20
         yield _Panel(figure, view, place, below if line else None, words, pad)
 
 
-class _View:
+class _Layout:
     """Layout that all panels share: the limits of the view, the colors, and the parts shown."""
 
     def __init__(self, film: Film, every: Sequence[Frame]) -> None:
@@ -241,10 +248,10 @@ class _Panel:
     """Panel of one episode, with the environment, a title and a line of agents."""
 
     def __init__(
-        self, figure: Figure, view: _View, place: Any, below: Any | None, title: str, pad: int
+        self, figure: Figure, view: _Layout, place: Any, below: Any | None, title: str, pad: int
     ) -> None:
         axes = figure.add_axes(place)
-        field = [part / 255 for part in _FIELD]
+        field = [part / 255 for part in _PANEL_COLOR]
         axes.set(xticks=[], yticks=[], facecolor=field)
         for spine in axes.spines.values():
             spine.set_color("#c8c8c8")
@@ -260,22 +267,22 @@ class _Panel:
             parse_math=False,
             annotation_clip=False,
         )
-        self._environment: Any
+        self._env_panel: Any
         if view.kind == "shapes":
-            self._environment = ShapesPanel(axes, view.limits, view.stage, view.turns)
+            self._env_panel = ShapesPanel(axes, view.limits, view.stage, view.turns)
         elif view.kind == "pixels":
-            self._environment = PixelsPanel(axes)
+            self._env_panel = PixelsPanel(axes)
         else:
-            self._environment = TextPanel(axes, view.lines, view.columns)
-        self._line = None
+            self._env_panel = TextPanel(axes, view.lines, view.columns)
+        self._agent_line = None
         if below is not None:
-            self._line = AgentLine(figure.add_axes(below), view.first.agents, view.colors)
+            self._agent_line = AgentLine(figure.add_axes(below), view.first.agents, view.colors)
 
     def show(self, recent: Sequence[Frame], frame: Frame) -> None:
         """Shows a frame."""
-        self._environment.show(frame, recent)
-        if self._line is not None:
-            self._line.show(frame.agents)
+        self._env_panel.show(frame, recent)
+        if self._agent_line is not None:
+            self._agent_line.show(frame.agents)
         color = "#202020" if frame.over else "#606060"
         self._status.set(text=_status(frame), color=color)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check_matplotlib", "has_matplotlib", "legend_below", "new_figure", "save_figure"]
 
-_WIDEST = 90  # most characters of a line
+_MAX_LETTERS = 90  # most characters of a line
 
 
 def has_matplotlib() -> bool:
@@ -78,18 +78,18 @@ def legend_below(
         most (int): maximum number of columns.
     """
     room = figure.bbox.width
-    looks = [(columns, _WIDEST) for columns in range(min(len(entries), most), 0, -1)]
+    looks = [(columns, _MAX_LETTERS) for columns in range(min(len(entries), most), 0, -1)]
     # If even a single column is too wide, lines are wrapped.
-    looks += [(1, letters) for letters in range(_WIDEST - 4, 10, -4)]
+    looks += [(1, letters) for letters in range(_MAX_LETTERS - 4, 10, -4)]
     for columns, letters in looks:
-        legend, lines = _legend(figure, entries, title, columns, letters)
+        legend, lines = _draw_legend(figure, entries, title, columns, letters)
         if legend.get_window_extent().width < room:
             break
         legend.remove()
     figure.set_figheight(figure.get_figheight() + 0.2 * lines)
 
 
-def _legend(
+def _draw_legend(
     figure: Figure, entries: Mapping[str, Artist], title: str, columns: int, letters: int
 ) -> tuple[Legend, int]:
     """Draws a legend with wrapped lines; returns the legend and its number of lines."""

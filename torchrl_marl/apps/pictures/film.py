@@ -22,7 +22,7 @@ __all__ = ["ACTS", "DEAD", "UNBORN", "WAITS", "Agent", "Film", "Frame"]
 
 ACTS, WAITS, DEAD, UNBORN = "acts", "waits", "is gone", "is not yet there"
 """States of an agent: it acts, it waits for its turn, it has died, or it is not born yet."""
-_LEAST_HEARD = 0.01
+_MIN_ATTENTION = 0.01
 
 Policy = Callable[[TensorDictBase], TensorDictBase]
 
@@ -81,7 +81,7 @@ class Film:
         check_scene(env)
         self.shown = min(shown, env.batch_size.numel())
         self.stage: Stage | None = stage(env)
-        self.name = _name_of(env) if self.stage is None else self.stage.name
+        self.name = _env_name(env) if self.stage is None else self.stage.name
         self.episodes: list[list[Frame]] = []
         self._env, self._team = env, team
 
@@ -94,7 +94,7 @@ class Film:
         returns = dict.fromkeys(self._team.groups, 0.0)
         self.episodes = []
         for i in range(self.shown):
-            agents = self._agents(carry, i, None, ())
+            agents = self._agent_states(carry, i, None, ())
             self.episodes.append([Frame(0, scene(self._env, i), returns, agents)])
 
     def update(self, act: Policy, step: TensorDictBase, sums: Mapping[str, Tensor]) -> None:
@@ -113,11 +113,11 @@ class Film:
         done = following.get("done").reshape(-1)[: self.shown].tolist()
         for i in running:
             before = self.episodes[i][-1]
-            words = _words(self._team, heard, i)
-            loud = _loudness(self._team, heard, i)
+            words = _heard_messages(self._team, heard, i)
+            attention = _mean_attention_received(self._team, heard, i)
             agents = before.agents
             if not done[i]:
-                agents = self._agents(following, i, loud, before.agents)
+                agents = self._agent_states(following, i, attention, before.agents)
             picture = scene(self._env, i, step[i])
             returns = {name: float(own[i]) for name, own in sums.items()}
             self.episodes[i].append(
@@ -131,11 +131,11 @@ class Film:
         with torch.no_grad():
             return listening_by_group(act, step[: self.shown])
 
-    def _agents(
+    def _agent_states(
         self,
         given: TensorDictBase,
         i: int,
-        loud: Mapping[str, float] | None,
+        attention: Mapping[str, float] | None,
         before: tuple[Agent, ...],
     ) -> tuple[Agent, ...]:
         """Returns the states of all agents before the next step."""
@@ -151,22 +151,26 @@ class Film:
             for agent, dead, does in zip(group.agent_names, gone, acts):
                 waits = WAITS if group.in_turns or agent in born else UNBORN
                 life = DEAD if dead else ACTS if does else waits
-                found.append(Agent(agent, life, None if loud is None else loud.get(agent)))
+                found.append(
+                    Agent(agent, life, None if attention is None else attention.get(agent))
+                )
         return tuple(found)
 
 
-def _words(
+def _heard_messages(
     team: TeamSpec, heard: Mapping[str, Tensor], i: int
 ) -> tuple[tuple[str, str, float], ...]:
     found = []
     for name, weights in heard.items():
         names = team.groups[name].agent_names
         for listener, row in zip(names, weights[i].tolist()):
-            found += [(listener, own, w) for own, w in zip(names, row) if w > _LEAST_HEARD]
+            found += [(listener, own, w) for own, w in zip(names, row) if w > _MIN_ATTENTION]
     return tuple(found)
 
 
-def _loudness(team: TeamSpec, heard: Mapping[str, Tensor], i: int) -> dict[str, float]:
+def _mean_attention_received(
+    team: TeamSpec, heard: Mapping[str, Tensor], i: int
+) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, weights in heard.items():
         others = max(weights.shape[-1] - 1, 1)
@@ -174,7 +178,7 @@ def _loudness(team: TeamSpec, heard: Mapping[str, Tensor], i: int) -> dict[str, 
     return found
 
 
-def _name_of(env: EnvBase) -> str:
+def _env_name(env: EnvBase) -> str:
     while hasattr(env, "base_env"):
         env = env.base_env
     for key in ("scenario_name", "environment_name"):

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 __all__ = ["AgentLine", "PixelsPanel", "ShapesPanel", "TextPanel", "limits"]
 
-_TRAIL = 40  # frames
-_ORDER = {"goal": 2, "joint": 3, "object": 4, "agent": 6}
+_TRAIL_FRAMES = 40  # frames
+_ZORDER = {"goal": 2, "joint": 3, "object": 4, "agent": 6}
 _ALPHA = {"goal": 0.35, "joint": 0.8, "object": 0.9, "agent": 1.0}
-_GONE, _TURN, _INK = (0.62, 0.62, 0.62), (0.95, 0.6, 0.0), (0.25, 0.25, 0.25)
-_MOST_NAMES = 6
+_DEAD_COLOR, _TURN_COLOR, _TEXT_COLOR = (0.62, 0.62, 0.62), (0.95, 0.6, 0.0), (0.25, 0.25, 0.25)
+_MAX_NAMES = 6
 Limits = tuple[float, float, float, float]
 
 
@@ -45,9 +45,9 @@ class ShapesPanel:
             x, y = stage.border
             box = Rectangle((-x, -y), 2 * x, 2 * y, fill=False, color="#a8a8a8", lw=1.0, ls="--")
             axes.add_patch(box)
-        self._known: list[tuple[Any, ...]] = []
-        self._drawn: list[Any] = []
-        self._lines: tuple[Any, ...] = ()
+        self._shape_keys: list[tuple[Any, ...]] = []
+        self._artists_by_shape: list[Any] = []
+        self._line_collections: tuple[Any, ...] = ()
 
     def show(self, frame: Frame, recent: Sequence[Frame]) -> None:
         """Moves all artists to their places in a frame.
@@ -56,45 +56,45 @@ class ShapesPanel:
             frame (Frame): frame of shapes.
             recent (sequence of Frame): frames up to this one, for the trails.
         """
-        shapes = _shapes(frame)
+        shapes = _shapes_of_frame(frame)
         known: list[tuple[Any, ...]] = [(one.name, one.kind, one.role) for one in shapes]
-        if known != self._known:
-            self._make(shapes)
-            self._known = known
+        if known != self._shape_keys:
+            self._create_all_artists(shapes)
+            self._shape_keys = known
         lives = {agent.name: agent.life for agent in frame.agents}
-        for drawn, shape in zip(self._drawn, shapes):
+        for drawn, shape in zip(self._artists_by_shape, shapes):
             life = lives.get(shape.name, ACTS) if shape.role == "agent" else ACTS
-            self._move(drawn, shape, life)
-        self._draw_trails(shapes, [_shapes(one) for one in recent[-_TRAIL:]], lives)
-        self._draw_words(frame, {shape.name: shape for shape in shapes})
+            self._update_artists(drawn, shape, life)
+        self._draw_trails(shapes, [_shapes_of_frame(one) for one in recent[-_TRAIL_FRAMES:]], lives)
+        self._draw_messages(frame, {shape.name: shape for shape in shapes})
 
-    def _make(self, shapes: Sequence[Shape]) -> None:
+    def _create_all_artists(self, shapes: Sequence[Shape]) -> None:
         from matplotlib.collections import LineCollection
 
-        for artists in self._drawn:
+        for artists in self._artists_by_shape:
             for artist in artists.values():
                 artist.remove()
-        self._drawn = [self._artists(shape) for shape in shapes]
-        for lines in self._lines:
+        self._artists_by_shape = [self._create_artists(shape) for shape in shapes]
+        for lines in self._line_collections:
             lines.remove()
         add: Any = self.axes.add_collection
         self._trails = add(LineCollection([], linewidths=1.6, zorder=5), autolim=False)
-        self._words = add(LineCollection([], linewidths=1.2, zorder=5), autolim=False)
-        self._lines = (self._trails, self._words)
+        self._message_lines = add(LineCollection([], linewidths=1.2, zorder=5), autolim=False)
+        self._line_collections = (self._trails, self._message_lines)
 
-    def _artists(self, shape: Shape) -> dict[str, Any]:
+    def _create_artists(self, shape: Shape) -> dict[str, Any]:
         """Returns the artists of a shape: its outline, its text and, for an agent, its marks."""
         artists: dict[str, Any] = {}
-        order = _ORDER[shape.role]
+        order = _ZORDER[shape.role]
         if shape.kind != "text":
-            artists["form"] = _form(self.axes, shape, order)
+            artists["form"] = _create_outline(self.axes, shape, order)
         if shape.text or shape.kind == "text":
             artists["text"] = self._text(order + 2)
         if shape.role == "agent":
             artists["cross"] = self._text(order + 3)
-            artists["cross"].set(text="×", color=_INK)
-            ring = _form(self.axes, _grown(shape), order - 1)
-            ring.set(fill=False, edgecolor=_TURN, linewidth=2.2)
+            artists["cross"].set(text="×", color=_TEXT_COLOR)
+            ring = _create_outline(self.axes, _ring_outline(shape), order - 1)
+            ring.set(fill=False, edgecolor=_TURN_COLOR, linewidth=2.2)
             artists["ring"] = ring
         return artists
 
@@ -103,30 +103,30 @@ class ShapesPanel:
             0, 0, "", ha="center", va="center", zorder=order, clip_on=True, parse_math=False
         )
 
-    def _move(self, artists: dict[str, Any], shape: Shape, life: str) -> None:
+    def _update_artists(self, artists: dict[str, Any], shape: Shape, life: str) -> None:
         from matplotlib.transforms import Affine2D
 
         place = Affine2D().rotate(shape.rotation).translate(shape.x, shape.y)
         if "form" in artists:
-            _resize(artists["form"], shape)
+            _resize_outline(artists["form"], shape)
             artists["form"].set_transform(place + self.axes.transData)
             artists["form"].set_visible(shape.visible)
-            _paint(artists["form"], shape, life)
+            _color_outline(artists["form"], shape, life)
         if "text" in artists:
-            self._write(artists["text"], shape, shape.width if shape.kind == "text" else None)
+            self._write_text(artists["text"], shape, shape.width if shape.kind == "text" else None)
             light = sum(w * part for w, part in zip((0.3, 0.59, 0.11), shape.color))
             dark = light < 0.6 and _ALPHA[shape.role] > 0.5 and not shape.hollow
-            color = shape.color if shape.kind == "text" else (1, 1, 1) if dark else _INK
+            color = shape.color if shape.kind == "text" else (1, 1, 1) if dark else _TEXT_COLOR
             artists["text"].set_color(color)
         if "ring" in artists:
-            _resize(artists["ring"], _grown(shape))
+            _resize_outline(artists["ring"], _ring_outline(shape))
             artists["ring"].set_transform(place + self.axes.transData)
             artists["ring"].set_visible(shape.visible and self.turns and life == ACTS)
-            self._write(artists["cross"], shape, 1.5 * min(shape.reach))
+            self._write_text(artists["cross"], shape, 1.5 * min(shape.reach))
             artists["cross"].set_text("×")
             artists["cross"].set_visible(shape.visible and life == DEAD)
 
-    def _write(self, artist: Any, shape: Shape, height: float | None) -> None:
+    def _write_text(self, artist: Any, shape: Shape, height: float | None) -> None:
         """Writes a text into a shape; the height of its letters is in the environment's units."""
         room = 1.1 * min(shape.reach)
         if height is None:
@@ -151,19 +151,19 @@ class ShapesPanel:
         self._trails.set_segments(segments)
         self._trails.set_color(colors or "none")
 
-    def _draw_words(self, frame: Frame, shapes: dict[str, Shape]) -> None:
+    def _draw_messages(self, frame: Frame, shapes: dict[str, Shape]) -> None:
         ends = [(shapes.get(a), shapes.get(b), weight) for a, b, weight in frame.words]
         shown = [(a, b, w) for a, b, w in ends if a and b and a.visible and b.visible]
-        self._words.set_segments([_word(a, b) for a, b, _ in shown])
-        self._words.set_color([(*b.color, 0.15 + 0.85 * w) for _, b, w in shown] or "none")
+        self._message_lines.set_segments([_message_line(a, b) for a, b, _ in shown])
+        self._message_lines.set_color([(*b.color, 0.15 + 0.85 * w) for _, b, w in shown] or "none")
 
 
-def _shapes(frame: Frame) -> Sequence[Shape]:
+def _shapes_of_frame(frame: Frame) -> Sequence[Shape]:
     assert not isinstance(frame.picture, (str, np.ndarray))
     return frame.picture
 
 
-def _grown(shape: Shape) -> Shape:
+def _ring_outline(shape: Shape) -> Shape:
     """Returns the outline of the ring around the agent to act."""
     import dataclasses
 
@@ -174,7 +174,7 @@ def _grown(shape: Shape) -> Shape:
     return dataclasses.replace(shape, hollow=True, **sizes)
 
 
-def _word(listener: Shape, speaker: Shape) -> list[tuple[float, float]]:
+def _message_line(listener: Shape, speaker: Shape) -> list[tuple[float, float]]:
     """Returns the ends of a message's line.
 
     The line is shifted to one side, so that the line of a reply does not cover it.
@@ -184,7 +184,7 @@ def _word(listener: Shape, speaker: Shape) -> list[tuple[float, float]]:
     return [(s.x - side * y, s.y + side * x) for s in (listener, speaker)]
 
 
-def _form(axes: Axes, shape: Shape, order: int) -> Any:
+def _create_outline(axes: Axes, shape: Shape, order: int) -> Any:
     """Returns the artist of a shape at the origin; a transform later moves it to its place."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Circle, Rectangle
@@ -202,7 +202,7 @@ def _form(axes: Axes, shape: Shape, order: int) -> Any:
     return axes.add_patch(patch)
 
 
-def _resize(artist: Any, shape: Shape) -> None:
+def _resize_outline(artist: Any, shape: Shape) -> None:
     if shape.kind == "circle":
         artist.set_radius(shape.radius)
     elif shape.kind == "line":
@@ -211,10 +211,10 @@ def _resize(artist: Any, shape: Shape) -> None:
         artist.set_bounds(-shape.length / 2, -shape.width / 2, shape.length, shape.width)
 
 
-def _paint(artist: Any, shape: Shape, life: str) -> None:
+def _color_outline(artist: Any, shape: Shape, life: str) -> None:
     """Colors the artist of a shape; dead and unborn agents are gray and dotted."""
     absent = life in (DEAD, UNBORN)
-    color = _GONE if absent else shape.color
+    color = _DEAD_COLOR if absent else shape.color
     alpha = 0.35 if absent else _ALPHA[shape.role]
     dark = tuple(0.65 * part for part in color)
     if shape.kind == "line":
@@ -294,22 +294,24 @@ class AgentLine:
         axes.set_axis_off()
         self._colors = [colors.get(agent.name, (0.30, 0.45, 0.69)) for agent in agents]
         self._dots = axes.scatter(range(n), [0.0] * n, s=60, zorder=3, linewidths=1.4)
-        self._cross = axes.scatter([], [], s=60, marker="x", color=[_INK], zorder=4)
-        self._bars = axes.bar(range(n), [0.0] * n, 0.28, bottom=0.38, color=self._colors)
-        for i, agent in enumerate(agents if n <= _MOST_NAMES else ()):
-            axes.text(i, -0.66, agent.name[:14], ha="center", va="center", fontsize=7, color=_INK)
+        self._dead_markers = axes.scatter([], [], s=60, marker="x", color=[_TEXT_COLOR], zorder=4)
+        self._attention_bars = axes.bar(range(n), [0.0] * n, 0.28, bottom=0.38, color=self._colors)
+        for i, agent in enumerate(agents if n <= _MAX_NAMES else ()):
+            axes.text(
+                i, -0.66, agent.name[:14], ha="center", va="center", fontsize=7, color=_TEXT_COLOR
+            )
 
     def show(self, agents: Sequence[Agent]) -> None:
         """Shows the states of the agents in a frame."""
         faces = {ACTS: 1.0, WAITS: 0.0, DEAD: 0.0, UNBORN: 0.0}
         absent = (DEAD, UNBORN)
         rows = list(zip(agents, self._colors))
-        edges = [_GONE if agent.life in absent else color for agent, color in rows]
+        edges = [_DEAD_COLOR if agent.life in absent else color for agent, color in rows]
         self._dots.set_facecolor([(*c, faces[agent.life]) for (agent, _), c in zip(rows, edges)])
         self._dots.set_edgecolor([(*color, 1.0) for color in edges])
         gone = [(float(i), 0.0) for i, agent in enumerate(agents) if agent.life == DEAD]
-        self._cross.set_offsets(gone or np.zeros((0, 2)))
-        for bar, agent in zip(self._bars, agents):
+        self._dead_markers.set_offsets(gone or np.zeros((0, 2)))
+        for bar, agent in zip(self._attention_bars, agents):
             bar.set_height(0.6 * min(agent.heard or 0.0, 1.0))
 
 
@@ -324,7 +326,7 @@ def limits(frames: Sequence[Frame], stage: Stage | None) -> Limits:
         frames (sequence of Frame): all frames to show.
         stage (Stage, optional): the scenario's view; by default, all visible shapes count.
     """
-    shapes = [shape for frame in frames for shape in _shapes(frame) if shape.visible]
+    shapes = [shape for frame in frames for shape in _shapes_of_frame(frame) if shape.visible]
     agents = [shape for shape in shapes if shape.role == "agent"] if stage else shapes
     low, high = [], []
     for axis in (0, 1):

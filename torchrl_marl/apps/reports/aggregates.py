@@ -47,8 +47,8 @@ __all__ = [
     "shown_by",
 ]
 
-_FILE = Path(__file__).with_name("references.yaml")
-_KEYS = {"task", "settings", "random", "best", "source"}
+_REFERENCES_FILE = Path(__file__).with_name("references.yaml")
+_ENTRY_KEYS = {"task", "settings", "random", "best", "source"}
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def read_references(path: Path | None = None) -> list[Mapping[str, Any]]:
     Raises:
         ConfigError: the file cannot be read, or does not hold such entries.
     """
-    path = _FILE if path is None else path
+    path = _REFERENCES_FILE if path is None else path
     try:
         entries = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
@@ -95,10 +95,10 @@ def read_references(path: Path | None = None) -> list[Mapping[str, Any]]:
         if isinstance(entry, dict) and "world" in entry:  # the key's name before 0.2
             entry["task"] = entry.pop("world")
         keys = set(entry) if isinstance(entry, dict) else set()
-        if not {"task", "source"} <= keys <= _KEYS:
+        if not {"task", "source"} <= keys <= _ENTRY_KEYS:
             raise ConfigError(
                 f"the references {str(path)!r} hold {str(entry)[:80]!r}, expected entries with "
-                f"task, source and some of {', '.join(sorted(_KEYS - {'task', 'source'}))}; "
+                f"task, source and some of {', '.join(sorted(_ENTRY_KEYS - {'task', 'source'}))}; "
                 "see torchrl_marl/apps/reports/references.yaml."
             )
     return list(entries)
@@ -118,20 +118,20 @@ def find_reference(
         ends (mapping): scores of each algorithm's runs.
         entries (list of mappings): entries of :func:`read_references`.
     """
-    entry = _entry(task, entries)
+    entry = _find_entry(task, entries)
     random, random_source = entry.get("random"), entry.get("source", "")
     if random is None:
-        random, random_source = _measured(task, "return_random", "random actions")
+        random, random_source = _mean_of_runs(task, "return_random", "random actions")
     best, best_source = entry.get("best"), entry.get("source", "")
     if best is None:
-        best, best_source = _measured(task, "return_heuristic", "the library's heuristic")
+        best, best_source = _mean_of_runs(task, "return_heuristic", "the library's heuristic")
         name = max(ends, key=lambda name: max(ends[name]), default=None)
         if name is not None and (best is None or max(ends[name]) > best):
             best, best_source = max(ends[name]), f"the best run of this report, of {name}"
     return Reference(random, random_source, best, best_source)
 
 
-def _entry(task: Task, entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def _find_entry(task: Task, entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     library, own = task.settings.get("env.library"), task.settings.get("env.name")
     name = f"{library}/{own}" if library else own  # tables do not name a library
     for entry in entries:
@@ -141,13 +141,13 @@ def _entry(task: Task, entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any
     return {}
 
 
-def _measured(task: Task, key: str, what: str) -> tuple[float | None, str]:
+def _mean_of_runs(task: Task, key: str, what: str) -> tuple[float | None, str]:
     found = [x for x in (record.summarized(key) for record in task.records) if x is not None]
     runs = f"{len(found)} run{'s' * (len(found) != 1)}"
     return (float(np.mean(found)), f"{what}, measured by {runs}") if found else (None, "")
 
 
-_FINE = 4  # fewest evaluations that make a curve
+_MIN_EVALUATIONS = 4  # fewest evaluations that make a curve
 
 
 @dataclass(frozen=True)
@@ -220,11 +220,11 @@ def result_of(task: Task, references: Sequence[Mapping[str, Any]]) -> TaskResult
     """
     frames = _common_frames(task)
     scored = {
-        name: [_scored(record, frames) for record in seeds]
+        name: [_score_run(record, frames) for record in seeds]
         for name, seeds in task.algorithms.items()
     }
     ends = {name: [run.score for run in runs] for name, runs in scored.items()}
-    teams = {name: _team(name, runs) for name, runs in scored.items()}
+    teams = {name: _team_result(name, runs) for name, runs in scored.items()}
     return TaskResult(
         task,
         frames,
@@ -241,7 +241,9 @@ def shown_by(result: TaskResult) -> str:
     The evaluations are shown first, unless they have few points.
     """
     teams = result.teams.values()
-    if all(t.evaluation is not None and len(t.evaluation.frames) >= _FINE for t in teams):
+    if all(
+        t.evaluation is not None and len(t.evaluation.frames) >= _MIN_EVALUATIONS for t in teams
+    ):
         return "evaluation"
     return "training" if all(t.training is not None for t in teams) else "evaluation"
 
@@ -260,7 +262,7 @@ def improvements(
     }
 
 
-def _team(name: str, runs: list[Scored]) -> Team:
+def _team_result(name: str, runs: list[Scored]) -> Team:
     scores = [[run.score for run in runs]]
     return Team(
         name,
@@ -292,7 +294,7 @@ def _common_frames(task: Task) -> float:
     return min(finished or reached)
 
 
-def _scored(record: Record, frames: float) -> Scored:
+def _score_run(record: Record, frames: float) -> Scored:
     """Reads a run's curve at the nearest measurement, or between two if none is near."""
     measured = record.measured
     place = measured.at(frames)
@@ -301,17 +303,17 @@ def _scored(record: Record, frames: float) -> Scored:
 
     return Scored(
         record,
-        _read(measured.frames, measured.returns, at),
+        _value_at(measured.frames, measured.returns, at),
         at,
-        _read(measured.frames, measured.agent_frames, at),
-        _read(measured.frames, measured.seconds, at),
+        _value_at(measured.frames, measured.agent_frames, at),
+        _value_at(measured.frames, measured.seconds, at),
         place is not None,
         float(measured.returns[-1]),
         _group_returns(record, at),
     )
 
 
-def _read(frames: Numbers, values: Numbers, at: float) -> float:
+def _value_at(frames: Numbers, values: Numbers, at: float) -> float:
     """Returns a curve's last value at given frames; without one, that between its neighbors."""
     (same,) = np.nonzero(frames == at)
     return float(values[same[-1]] if len(same) else np.interp(at, frames, values))
@@ -321,7 +323,8 @@ def _group_returns(record: Record, frames: float) -> dict[str, float]:
     table = record.run.evaluation if record.is_evaluated else record.run.training
     columns = [name for name in table if name.endswith(REWARD)]
     found = {
-        name.removesuffix(REWARD): _read(table["frames"], table[name], frames) for name in columns
+        name.removesuffix(REWARD): _value_at(table["frames"], table[name], frames)
+        for name in columns
     }
     known = {name: value for name, value in found.items() if np.isfinite(value)}
     return known if len(known) > 1 else {}
@@ -373,7 +376,7 @@ def line_of(runs: Sequence[Progress], points: int = POINTS) -> Line | None:
         np.unique(np.linspace(0, len(grid) - 1, min(points, len(grid))).round().astype(int))
     ]
     each = on_grid(runs, grid)
-    value, low, high = _estimates(each)
+    value, low, high = _estimate_points(each)
     agent_frames, seconds = (
         mean_of_known(on_grid(runs, grid, column), 1) for column in ("agent_frames", "seconds")
     )
@@ -396,7 +399,7 @@ def on_grid(runs: Sequence[Progress], grid: Numbers, column: str = "returns") ->
     return np.stack(columns, 1)
 
 
-def _estimates(each: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+def _estimate_points(each: Numbers) -> tuple[Numbers, Numbers, Numbers]:
     """Estimates each point of a curve from the runs that have a return at its frames."""
     there = np.isfinite(each)
     value, low, high = (np.full(len(each), np.nan) for _ in range(3))
@@ -417,7 +420,7 @@ STATISTICS = {
 }
 """Statistics of normalized scores, by name in a report."""
 
-_POINTS = 60
+_CURVE_POINTS = 60
 
 
 @dataclass(frozen=True)
@@ -467,15 +470,16 @@ def aggregates_of(results: Sequence[TaskResult]) -> list[Aggregate]:
     )
     blocks: list[tuple[list[str], list[str]]] = []
     while left:
-        blocks += _blocks(left, having, fewest)
+        blocks += _shared_task_blocks(left, having, fewest)
         shown = {name for _, algorithms in blocks for name in algorithms}
         left = [name for name in left if name not in shown]
     return [
-        _aggregate([usable[name] for name in tasks], algorithms) for tasks, algorithms in blocks
+        _aggregate_tasks([usable[name] for name in tasks], algorithms)
+        for tasks, algorithms in blocks
     ]
 
 
-def _blocks(
+def _shared_task_blocks(
     order: Sequence[str], having: Mapping[str, set[str]], fewest: int
 ) -> list[tuple[list[str], list[str]]]:
     """Returns pairs of shared tasks and their algorithms, sorted by number of algorithms."""
@@ -499,14 +503,14 @@ def profile_of(scores: Sequence[np.ndarray], thresholds: Numbers) -> Estimate:
     return estimate(distribution, scores, resamples=_RESAMPLES)
 
 
-def _aggregate(results: Sequence[TaskResult], algorithms: Sequence[str]) -> Aggregate:
+def _aggregate_tasks(results: Sequence[TaskResult], algorithms: Sequence[str]) -> Aggregate:
     scores = {
         name: [np.array(result.normalized(name)) for result in results] for name in algorithms
     }
     every = np.concatenate([x for tasks in scores.values() for x in tasks])
     thresholds = np.linspace(min(0.0, every.min()), max(1.0, every.max()), 101).round(4)
-    share = np.linspace(0, 1, _POINTS)
-    curves = {name: _curve(results, name, share) for name in algorithms}
+    share = np.linspace(0, 1, _CURVE_POINTS)
+    curves = {name: _aggregate_curve(results, name, share) for name in algorithms}
     return Aggregate(
         [result.task.name for result in results],
         {
@@ -523,7 +527,7 @@ def _aggregate(results: Sequence[TaskResult], algorithms: Sequence[str]) -> Aggr
     )
 
 
-def _curve(results: Sequence[TaskResult], name: str, share: Numbers) -> Estimate | None:
+def _aggregate_curve(results: Sequence[TaskResult], name: str, share: Numbers) -> Estimate | None:
     """Estimates the curve over the fraction of frames; None if a task has no complete run.
 
     A run is complete if it has returns up to the frames of the comparison; other runs do not count.
@@ -531,14 +535,14 @@ def _curve(results: Sequence[TaskResult], name: str, share: Numbers) -> Estimate
     """
     tasks = []
     for result in results:
-        each = _on_share(result, name, share)
+        each = _interpolate_by_share(result, name, share)
         if not each.shape[1]:
             return None
         tasks.append(np.asarray(result.reference.normalize(each)))
     return estimate(interquartile_mean, tasks, resamples=_RESAMPLES)
 
 
-def _on_share(result: TaskResult, name: str, share: Numbers) -> Numbers:
+def _interpolate_by_share(result: TaskResult, name: str, share: Numbers) -> Numbers:
     """Interpolates the returns, ``[K, R]``, of the runs that have reached the task's frames."""
     runs = [run.record.measured for run in result.teams[name].runs]
     runs = [run for run in runs if run.end >= 0.9 * result.frames]

@@ -139,28 +139,28 @@ def listed(names: Sequence[str], most: int = 6) -> str:
 # Coverage of a 95 % interval by number of runs, for normally distributed returns; measured by
 # `benchmarks/intervals.py`.
 COVERAGE = {2: 0.50, 3: 0.75, 4: 0.87, 5: 0.90}
-_PAIRS = 5  # most comparisons with the best algorithm that get a sentence each
-_FEW = 20  # most seeds for which an interval is checked by the exact test
+_MAX_PAIRS = 5  # most comparisons with the best algorithm that get a sentence each
+_FEW_SEEDS = 20  # most seeds for which an interval is checked by the exact test
 
 
 def answers(report: Report) -> list[str]:
     """Returns the main results, each as one sentence."""
     if report.aggregates and len(report.tasks) > 1:
-        return [sentence for found in report.aggregates for sentence in _overall(found)]
-    return [sentence for task in report.tasks for sentence in _of_task(task)]
+        return [sentence for found in report.aggregates for sentence in _overall_answers(found)]
+    return [sentence for task in report.tasks for sentence in _task_answers(task)]
 
 
 def notes(report: Report) -> list[str]:
     """Returns the caveats of the results and the runs left out, each as one sentence."""
     return [
-        *_on_aggregation(report),
-        *_on_frames(report),
-        *_on_totals(report),
-        *_on_seeds(report),
-        *_on_normalization(report),
-        *_on_zero_sums(report),
-        *_on_actions(report),
-        *_on_runs(report),
+        *_aggregation_notes(report),
+        *_frames_notes(report),
+        *_total_frames_notes(report),
+        *_seed_notes(report),
+        *_normalization_notes(report),
+        *_zero_sum_notes(report),
+        *_action_notes(report),
+        *_run_notes(report),
         *(f"Left out: {sentence}" for sentence in report.left_out),
     ]
 
@@ -177,21 +177,23 @@ def asset(name: str) -> str:
     return (assets / name).read_text(encoding="utf-8")
 
 
-def _overall(found: Aggregate) -> Iterator[str]:
+def _overall_answers(found: Aggregate) -> Iterator[str]:
     first, *others = found.algorithms
     tasks = f"Over {counted(len(found.tasks), 'task')} ({listed(found.tasks)})"
     iqm = {name: with_interval(found.estimates[name]["IQM"], True) for name in found.algorithms}
     each = ranged([n for runs in found.seeds.values() for n in runs], "seed")
     rest = "".join(f", {name} {iqm[name]}" for name in others)
     yield (f"{tasks}, {each} each, {first} reaches a normalized score (IQM) of {iqm[first]}{rest}.")
-    for other in others[:_PAIRS]:
+    for other in others[:_MAX_PAIRS]:
         pair = first, other
-        yield _improvement(pair, found.improvements[pair], *(found.scores[name] for name in pair))
-    yield from _other_pairs(others)
+        yield _improvement_sentence(
+            pair, found.improvements[pair], *(found.scores[name] for name in pair)
+        )
+    yield from _note_other_pairs(others)
 
 
-def _of_task(result: TaskResult) -> Iterator[str]:
-    if (sentence := _zero_sum(result)) is not None:
+def _task_answers(result: TaskResult) -> Iterator[str]:
+    if (sentence := _zero_sum_warning(result)) is not None:
         yield sentence
         return
     teams = sorted(result.teams.values(), key=lambda team: -team.iqm.value)
@@ -205,19 +207,19 @@ def _of_task(result: TaskResult) -> Iterator[str]:
         f"In {result.task.name}, after {figure(result.frames)} frames, {first.algorithm} earns "
         f"{with_interval(first.iqm)}{rest}{beside}; {seeds}."
     )
-    for other in others[:_PAIRS]:
+    for other in others[:_MAX_PAIRS]:
         pair = first.algorithm, other.algorithm
         scores = ([np.array(result.teams[name].scores)] for name in pair)
-        yield _improvement(pair, result.improvements[pair], *scores)
-    yield from _other_pairs(others)
+        yield _improvement_sentence(pair, result.improvements[pair], *scores)
+    yield from _note_other_pairs(others)
 
 
-def _other_pairs(others: Sequence[object]) -> Iterator[str]:
-    if len(others) > _PAIRS:
+def _note_other_pairs(others: Sequence[object]) -> Iterator[str]:
+    if len(others) > _MAX_PAIRS:
         yield "For all other pairs see the table P(row > column)."
 
 
-def _zero_sum(result: TaskResult) -> str | None:
+def _zero_sum_warning(result: TaskResult) -> str | None:
     """Returns a warning that mean returns in a zero-sum task are always 0; None for other tasks."""
     runs = [run for team in result.teams.values() for run in team.runs]
     groups = [abs(x) for run in runs for x in run.groups.values()]
@@ -234,7 +236,7 @@ def _zero_sum(result: TaskResult) -> str | None:
     )
 
 
-def _improvement(
+def _improvement_sentence(
     pair: tuple[str, str], found: Estimate, scores: Sequence[Numbers], others: Sequence[Numbers]
 ) -> str:
     first, second = pair
@@ -244,7 +246,7 @@ def _improvement(
     sentence = f"{better} {with_interval(found, True)}"
     counts = [[len(task) for task in tasks] for tasks in (scores, others)]
     every = [count for own in counts for count in own]
-    few = min(every) <= _FEW
+    few = min(every) <= _FEW_SEEDS
     least = smallest_p_value(*counts) if few else 0.0
     if found.low <= 0.5:
         return f"{sentence}: {undecided('runs', needed('seeds', least))}."
@@ -255,7 +257,7 @@ def _improvement(
     return f"{better} {share(found.value)} among these, but {reason}."
 
 
-def _on_aggregation(report: Report) -> Iterator[str]:
+def _aggregation_notes(report: Report) -> Iterator[str]:
     if len(report.tasks) > 1 and not report.aggregates:
         yield (
             "No figure over all tasks is given: no algorithm was trained in two tasks whose "
@@ -270,7 +272,7 @@ def _on_aggregation(report: Report) -> Iterator[str]:
             yield f"The first aggregate over several tasks leaves out {listed(what)}."
 
 
-def _on_frames(report: Report) -> Iterator[str]:
+def _frames_notes(report: Report) -> Iterator[str]:
     for result in report.tasks:
         ends = {run.record.measured.end for team in result.teams.values() for run in team.runs}
         apart = [
@@ -292,7 +294,7 @@ def _on_frames(report: Report) -> Iterator[str]:
             )
 
 
-def _on_totals(report: Report) -> Iterator[str]:
+def _total_frames_notes(report: Report) -> Iterator[str]:
     """Yields a note for each algorithm if its seeds differ in ``total_frames``."""
     for result, team in report.teams:
         totals = sorted({run.record.total_frames for run in team.runs})
@@ -304,7 +306,7 @@ def _on_totals(report: Report) -> Iterator[str]:
             )
 
 
-def _on_seeds(report: Report) -> Iterator[str]:
+def _seed_notes(report: Report) -> Iterator[str]:
     single = [f"{t.algorithm} in {r.task.name}" for r, t in report.teams if len(t.runs) == 1]
     if single:
         yield f"One seed, and so no interval over seeds: {listed(single)}."
@@ -317,25 +319,27 @@ def _on_seeds(report: Report) -> Iterator[str]:
         )
 
 
-def _on_normalization(report: Report) -> Iterator[str]:
+def _normalization_notes(report: Report) -> Iterator[str]:
     for result in report.tasks:
         reference = result.reference
         if reference.why_none:
             yield f"Scores of {result.task.name} are not normalized: {reference.why_none}."
 
 
-def _on_zero_sums(report: Report) -> Iterator[str]:
+def _zero_sum_notes(report: Report) -> Iterator[str]:
     """Yields a note for each zero-sum task; answers over several tasks would not mention it."""
     if report.aggregates and len(report.tasks) > 1:
-        yield from filter(None, map(_zero_sum, report.tasks))
+        yield from filter(None, map(_zero_sum_warning, report.tasks))
 
 
-def _on_actions(report: Report) -> Iterator[str]:
+def _action_notes(report: Report) -> Iterator[str]:
     """Yields a note if the most likely actions and sampled actions earn different returns."""
     for result, team in report.teams:
         runs = [run.record.run.summary for run in team.runs]
-        differ = [x for x in runs if isinstance(x.get("actions_differ"), str) and _matters(x)]
-        one, other = (_earned(differ, kind) for kind in ("likeliest", "drawn"))
+        differ = [
+            x for x in runs if isinstance(x.get("actions_differ"), str) and _difference_matters(x)
+        ]
+        one, other = (_mean_return(differ, kind) for kind in ("likeliest", "drawn"))
         if one is not None and other is not None:
             yield (
                 f"In {result.task.name} the most likely actions of {team.algorithm} earn "
@@ -345,7 +349,7 @@ def _on_actions(report: Report) -> Iterator[str]:
             )
 
 
-def _matters(summary: Mapping[str, Any]) -> bool:
+def _difference_matters(summary: Mapping[str, Any]) -> bool:
     """Returns whether both kinds of actions differ relevantly in return; True if unknown."""
     try:
         kinds = [summary["evaluation"][kind] for kind in ("likeliest", "drawn")]
@@ -356,7 +360,7 @@ def _matters(summary: Mapping[str, Any]) -> bool:
     return matters(one - other, float(np.sqrt(np.mean(np.square(spreads)))))
 
 
-def _earned(summaries: Sequence[Mapping[str, Any]], kind: str) -> float | None:
+def _mean_return(summaries: Sequence[Mapping[str, Any]], kind: str) -> float | None:
     """Returns the mean return with one kind of actions; None if a run did not measure it."""
     try:
         found = [float(summary["evaluation"][kind]["return_mean"]) for summary in summaries]
@@ -365,7 +369,7 @@ def _earned(summaries: Sequence[Mapping[str, Any]], kind: str) -> float | None:
     return sum(found) / len(found) if found else None
 
 
-def _on_runs(report: Report) -> Iterator[str]:
+def _run_notes(report: Report) -> Iterator[str]:
     for run in report.runs:
         for note in run.record.notes:
             yield f"{run.record.source} {note}."

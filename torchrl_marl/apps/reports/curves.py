@@ -24,7 +24,7 @@ __all__ = ["Curves", "environment_name", "experiments", "read_csv", "read_run"]
 
 NOT_READ = "not read"
 """Placeholder for a setting that a run does not read; names leave it out."""
-_OF_A_LEAGUE = ("self_play", "slots", "snapshot_every", "snapshot_at", "exploiters")
+_LEAGUE_SETTINGS = ("self_play", "slots", "snapshot_every", "snapshot_at", "exploiters")
 # Settings in which runs of one experiment may differ.
 _NOT_COMPARED = ("seed", "device", "threads", "folder")
 _SECTIONS_NOT_COMPARED = ("checkpoint.", "logging.", "evaluation.")
@@ -69,15 +69,15 @@ def read_run(folder: str | Path) -> Curves:
         )
     summary = _read_json(folder / "summary.json")
     tables = ("evaluation.csv", "metrics.csv")
-    cut = tuple(name for name in tables if _ends_half(folder / name))
+    cut = tuple(name for name in tables if _last_line_is_incomplete(folder / name))
     seed = config.seed
-    settings = _compared(config)
+    settings = _compared_settings(config)
     return Curves(folder, config.recipe, settings, training, evaluation, summary, seed, cut)
 
 
-def _compared(config: TrainConfig) -> dict[str, Any]:
+def _compared_settings(config: TrainConfig) -> dict[str, Any]:
     """Returns the settings by which runs are compared; unread settings are :data:`NOT_READ`."""
-    idle = {*unread(config, defaults=True), *_idle_in_league(config)}
+    idle = {*unread(config, defaults=True), *_unread_league_settings(config)}
     return {
         name: NOT_READ if name in idle else value
         for name, value in flatten(dataclasses.asdict(config)).items()
@@ -85,13 +85,13 @@ def _compared(config: TrainConfig) -> dict[str, Any]:
     }
 
 
-def _idle_in_league(config: TrainConfig) -> list[str]:
+def _unread_league_settings(config: TrainConfig) -> list[str]:
     """Returns the league's settings that this run does not read."""
     league = config.league
     idle = {
         "weighting": league.match != "pfsp",
         "exploited": not league.exploiters,
-        **dict.fromkeys(_OF_A_LEAGUE, not league.enabled),
+        **dict.fromkeys(_LEAGUE_SETTINGS, not league.enabled),
     }
     return [f"league.{name}" for name, without in idle.items() if without]
 
@@ -113,7 +113,7 @@ def read_csv(path: Path) -> dict[str, np.ndarray]:
         raise CheckpointError(
             f"{str(path)!r} is not a table of metrics ({error}); move it away."
         ) from None
-    if _ends_half(path):
+    if _last_line_is_incomplete(path):
         rows = rows[:-1]  # a number in it may be cut, too
     if not rows:
         return {}
@@ -136,7 +136,7 @@ def read_csv(path: Path) -> dict[str, np.ndarray]:
     return dict(zip(head, table.T))
 
 
-def _ends_half(path: Path) -> bool:
+def _last_line_is_incomplete(path: Path) -> bool:
     """Returns whether the last line of a table lacks its newline."""
     if not path.is_file() or not path.stat().st_size:
         return False
@@ -152,8 +152,8 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
 
 
-_MOST_SETTINGS = 4
-_LONGEST_VALUE = 24
+_MAX_SETTINGS = 4
+_MAX_VALUE_LENGTH = 24
 _MISSING = "no such setting"
 
 
@@ -167,7 +167,7 @@ def experiments(runs: Sequence[Curves]) -> list[tuple[str, list[Curves]]]:
         runs (list of Curves): results of :func:`read_run`.
     """
     groups = by_settings(runs)
-    names = _names([seeds[0] for seeds in groups])
+    names = _experiment_names([seeds[0] for seeds in groups])
     # Folders distinguish runs if names are cut, or if settings that names leave out differ.
     count = Counter(names)
     names = [
@@ -236,8 +236,8 @@ def _unique_end(key: str, keys: Iterable[str]) -> str:
     return next((end for end in ends if not any(o.endswith(f".{end}") for o in others)), key)
 
 
-def _names(firsts: Sequence[Curves]) -> list[str]:
-    kinds = [(_kind(run), run.recipe) for run in firsts]
+def _experiment_names(firsts: Sequence[Curves]) -> list[str]:
+    kinds = [(_recipe_or_task(run), run.recipe) for run in firsts]
     named = []
     for run, (kind, recipe) in zip(firsts, kinds):
         parts = [kind] if len({kind for kind, _ in kinds}) > 1 else []
@@ -249,7 +249,7 @@ def _names(firsts: Sequence[Curves]) -> list[str]:
     return named
 
 
-def _kind(run: Curves) -> str:
+def _recipe_or_task(run: Curves) -> str:
     """Returns the recipe, or the task if the run changed the recipe's task."""
     task = run.settings["env.library"], run.settings["env.name"]
     if run.recipe in recipe_names():
@@ -260,7 +260,7 @@ def _kind(run: Curves) -> str:
 
 
 def differences(
-    settings: Mapping[str, Any], others: Sequence[Mapping[str, Any]], most: int = _MOST_SETTINGS
+    settings: Mapping[str, Any], others: Sequence[Mapping[str, Any]], most: int = _MAX_SETTINGS
 ) -> list[str]:
     """Returns the settings in which one experiment differs from others, as ``lr=0.001``.
 
@@ -275,25 +275,25 @@ def differences(
         ['lr=0.001']
     """
     keys = {key: None for other in others for key in other}
-    differs = [key for key in keys if len(_values(key, others)) > 1]
+    differs = [key for key in keys if len(_distinct_values(key, others)) > 1]
     short = short_names([{key: other.get(key) for key in differs} for other in others])
     shown = [key for key in short if settings.get(key, NOT_READ) != NOT_READ]
-    texts = [f"{short[key]}={_text(settings[key])}" for key in shown]
+    texts = [f"{short[key]}={_value_text(settings[key])}" for key in shown]
     if len(texts) > most:
         texts = [*texts[: most - 1], f"{len(texts) - most + 1} more"]
     return texts
 
 
-def _values(key: str, settings: Sequence[Mapping[str, Any]]) -> set[str]:
+def _distinct_values(key: str, settings: Sequence[Mapping[str, Any]]) -> set[str]:
     found = {json.dumps(own.get(key, _MISSING)) for own in settings}
     return found - {json.dumps(NOT_READ)}
 
 
-def _text(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, list):
-        text = f"[{','.join(map(_text, value))}]"
+        text = f"[{','.join(map(_value_text, value))}]"
     else:
         text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
+    return text if len(text) <= _MAX_VALUE_LENGTH else f"{text[: _MAX_VALUE_LENGTH - 3]}..."

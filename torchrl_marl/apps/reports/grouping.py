@@ -172,7 +172,7 @@ def without_copies(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
     for record in records:
         run = record.run
         settings = tuple(sorted((key, str(value)) for key, value in run.settings.items()))
-        tables = _content(run.training), _content(run.evaluation)
+        tables = _numbers_as_bytes(run.training), _numbers_as_bytes(run.evaluation)
         one = first.setdefault((run.seed, settings, tables), record)
         if one is not record:
             left_out.append(
@@ -182,7 +182,7 @@ def without_copies(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
     return list(first.values()), left_out
 
 
-def _content(table: dict[str, Numbers]) -> tuple[tuple[str, bytes], ...]:
+def _numbers_as_bytes(table: dict[str, Numbers]) -> tuple[tuple[str, bytes], ...]:
     """Returns the bytes of a table's columns, except for columns with times."""
     return tuple((name, x.tobytes()) for name, x in table.items() if "second" not in name)
 
@@ -209,13 +209,15 @@ def _progress(
         return nothing, broken
     frames, returns = frames[known], returns[known]
     agent_frames, seconds = (
-        table[name][: len(known)][known] if name in table else _over_frames(run, name, frames)
+        table[name][: len(known)][known]
+        if name in table
+        else _interpolate_counter(run, name, frames)
         for name in ("agent_frames", "seconds")
     )
     return Progress(frames, agent_frames, seconds, returns), broken
 
 
-def _over_frames(run: Curves, column: str, frames: Numbers) -> Numbers:
+def _interpolate_counter(run: Curves, column: str, frames: Numbers) -> Numbers:
     """Interpolates a counter of ``metrics.csv`` at the given frames; unknown values are NaN."""
     table = run.training
     if column not in table or not len(table["frames"]):
@@ -243,7 +245,7 @@ def _is_finished(run: Curves) -> bool:
     return isinstance(frames, (int, float)) and (not len(trained) or trained[-1] <= frames)
 
 
-_DEEPEST = 6  # most levels of folders above a run
+_MAX_DEPTH = 6  # most levels of folders above a run
 
 
 def find_runs(paths: Iterable[str | Path] | str | Path) -> tuple[list[Curves], list[str]]:
@@ -294,7 +296,7 @@ def _run_folders(folder: Path, depth: int = 0) -> Iterator[Path]:
         evolved = next((path for path in (folder, folder.parent) if is_evolved(path)), None)
         yield from [evolved] if evolved else seed_folders(folder) or [folder]
         return
-    if depth == _DEEPEST or not folder.is_dir():
+    if depth == _MAX_DEPTH or not folder.is_dir():
         return
     try:
         inner = sorted(path for path in folder.iterdir() if path.is_dir())
@@ -308,8 +310,8 @@ def _run_folders(folder: Path, depth: int = 0) -> Iterator[Path]:
 SHOWN = "population.members"
 """Setting that says whether a run stands for a population's best member or its mean."""
 
-_METHODS = {"pbt": "PBT", "tournament": "tournaments"}
-_OF_ALL = ("iteration", "frames", "agent_frames", "seconds", "frames_per_second")
+_METHOD_NAMES = {"pbt": "PBT", "tournament": "tournaments"}
+_AVERAGED_COLUMNS = ("iteration", "frames", "agent_frames", "seconds", "frames_per_second")
 Table = Mapping[str, np.ndarray]
 
 
@@ -329,7 +331,7 @@ def population_name(settings: Mapping[str, object]) -> str | None:
     if SHOWN not in settings:
         return None
     method = str(settings.get("evolution.method"))
-    of = f"{_METHODS.get(method, method)} of {settings.get('population.size')}"
+    of = f"{_METHOD_NAMES.get(method, method)} of {settings.get('population.size')}"
     return f"{settings[SHOWN]} of {of}"
 
 
@@ -358,8 +360,8 @@ def read_population(folder: Path) -> list[Curves]:
         dataclasses.replace(
             own,
             settings={**own.settings, SHOWN: shown},
-            training=_together([member.training for member in members], shown),
-            evaluation=_together([member.evaluation for member in members], shown),
+            training=_combine_members([member.training for member in members], shown),
+            evaluation=_combine_members([member.evaluation for member in members], shown),
             cut=cut,
             notes=(note,),
         )
@@ -367,7 +369,7 @@ def read_population(folder: Path) -> list[Curves]:
     ]
 
 
-def _together(tables: Sequence[Table], shown: str) -> dict[str, np.ndarray]:
+def _combine_members(tables: Sequence[Table], shown: str) -> dict[str, np.ndarray]:
     """Combines the columns that all members have, at their common frames, ``[K]`` each."""
     if not all("frames" in table for table in tables):
         return {}
@@ -383,7 +385,8 @@ def _together(tables: Sequence[Table], shown: str) -> dict[str, np.ndarray]:
         known = np.where(np.isnan(every[score]), -np.inf, every[score])
         best = known.argmax(0), np.arange(len(frames))
         return {
-            name: mean_of_known(x, 0) if name in _OF_ALL else x[best] for name, x in every.items()
+            name: mean_of_known(x, 0) if name in _AVERAGED_COLUMNS else x[best]
+            for name, x in every.items()
         }
     return {name: mean_of_known(x, 0) for name, x in every.items()}
 
@@ -396,15 +399,15 @@ def mean_of_known(values: Numbers, axis: int) -> Numbers:
 
 
 # Settings of `env` that change the meaning of a return.
-_OF_TASK = ("env.library", "env.name", "env.max_steps", "env.group_map")
+_TASK_SETTINGS = ("env.library", "env.name", "env.max_steps", "env.group_map")
 # Settings that change a run's speed or length, but not the policy after a number of frames.
-_NOT_LEARNED = ("execution", "total_frames", "stop_at_return", "until")
-_NOT_LEARNED_SECTIONS = ("distributed.", "until.", "env.worker", "env.restart_workers")
+_SETTINGS_WITHOUT_EFFECT = ("execution", "total_frames", "stop_at_return", "until")
+_SECTIONS_WITHOUT_EFFECT = ("distributed.", "until.", "env.worker", "env.restart_workers")
 # Settings of `distributed` that change the random states or the lag of a policy.
-_LEARNED = tuple(
+_LEARNING_SETTINGS = tuple(
     f"distributed.{name}" for name in ("collectors", "overlap", "asynchronous", "max_lag")
 )
-_WAITS_NOT = "distributed.asynchronous"
+_ASYNCHRONOUS = "distributed.asynchronous"
 
 
 @dataclass(frozen=True)
@@ -423,7 +426,7 @@ class Task:
 
 def is_task_setting(setting: str) -> bool:
     """Returns whether a setting is part of the task."""
-    return setting in _OF_TASK or setting.startswith("env.kwargs.")
+    return setting in _TASK_SETTINGS or setting.startswith("env.kwargs.")
 
 
 def group(records: Sequence[Record]) -> list[Task]:
@@ -445,7 +448,7 @@ def group(records: Sequence[Record]) -> list[Task]:
     ]
     names = _task_names([own[0].run for own in groups], all_settings)
     return sorted(
-        (Task(*row) for row in zip(names, all_settings, map(_algorithms, groups))),
+        (Task(*row) for row in zip(names, all_settings, map(_group_by_algorithm, groups))),
         key=lambda task: task.name,
     )
 
@@ -479,21 +482,21 @@ def each_seed_once(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
     """
     best: dict[str, Record] = {}
     for record in records:
-        one = best.setdefault(_key(record), record)
+        one = best.setdefault(_seed_key(record), record)
         if (record.finished, record.frames) > (one.finished, one.frames):
-            best[_key(record)] = record
+            best[_seed_key(record)] = record
     left_out = [
         f"{record.name!r} has the seed {record.run.seed} and the learning settings of "
-        f"{best[_key(record)].name!r}; a seed counts once."
+        f"{best[_seed_key(record)].name!r}; a seed counts once."
         for record in records
-        if best[_key(record)] is not record
+        if best[_seed_key(record)] is not record
     ]
     return list(best.values()), left_out
 
 
-def _key(record: Record) -> str:
+def _seed_key(record: Record) -> str:
     """Returns a key that is equal for runs with the same seed and algorithm."""
-    return json.dumps([record.run.seed, _learned(record.run)], sort_keys=True)
+    return json.dumps([record.run.seed, _learning_settings(record.run)], sort_keys=True)
 
 
 def _task_names(runs: Sequence[Curves], settings: Sequence[dict[str, Any]]) -> list[str]:
@@ -502,12 +505,15 @@ def _task_names(runs: Sequence[Curves], settings: Sequence[dict[str, Any]]) -> l
     for name, own in zip(plain, settings):
         alike = [other for other, of in zip(settings, plain) if of == name]
         names.append(", ".join([name, *differences(own, alike)]))
-    return _distinguishable(names)
+    return _number_duplicates(names)
 
 
-def _algorithms(records: Sequence[Record]) -> dict[str, list[Record]]:
+def _group_by_algorithm(records: Sequence[Record]) -> dict[str, list[Record]]:
     """Returns the algorithms of a task by name, each with its runs sorted by seed."""
-    learned = [dataclasses.replace(record.run, settings=_learned(record.run)) for record in records]
+    learned = [
+        dataclasses.replace(record.run, settings=_learning_settings(record.run))
+        for record in records
+    ]
     of_run = {id(run): record for run, record in zip(learned, records)}
     groups = by_settings(learned)
     names = _algorithm_names([seeds[0] for seeds in groups])
@@ -518,25 +524,25 @@ def _algorithms(records: Sequence[Record]) -> dict[str, list[Record]]:
     return dict(sorted(found.items()))
 
 
-def _learned(run: Curves) -> dict[str, Any]:
+def _learning_settings(run: Curves) -> dict[str, Any]:
     """Returns the settings that decide which policy a run has after a given number of frames."""
-    found = {name: value for name, value in run.settings.items() if _is_learned(name)}
-    if found.get(_WAITS_NOT) == NOT_READ:  # without actors everything waits
-        found[_WAITS_NOT] = False
+    found = {name: value for name, value in run.settings.items() if _affects_learning(name)}
+    if found.get(_ASYNCHRONOUS) == NOT_READ:  # without actors everything waits
+        found[_ASYNCHRONOUS] = False
     return found
 
 
-def _is_learned(setting: str) -> bool:
-    if setting in _LEARNED:
+def _affects_learning(setting: str) -> bool:
+    if setting in _LEARNING_SETTINGS:
         return True
-    of_speed = setting in _NOT_LEARNED or setting.startswith(_NOT_LEARNED_SECTIONS)
+    of_speed = setting in _SETTINGS_WITHOUT_EFFECT or setting.startswith(_SECTIONS_WITHOUT_EFFECT)
     return not of_speed and setting != "recipe"
 
 
 def _algorithm_names(firsts: Sequence[Curves]) -> list[str]:
     """Returns names such as ``MAPPO``; equal names are extended, as ``MAPPO (rmappo, lr=0.01)``."""
-    plain = [_algorithm(run) for run in firsts]
-    kinds = [(name, _recipe(run)) for run, name in zip(firsts, plain)]
+    plain = [_algorithm_name(run) for run in firsts]
+    kinds = [(name, _short_recipe(run)) for run, name in zip(firsts, plain)]
     names = []
     for run, (name, recipe) in zip(firsts, kinds):
         recipes = {other for of, other in kinds if of == name}
@@ -544,10 +550,10 @@ def _algorithm_names(firsts: Sequence[Curves]) -> list[str]:
         alike = [other.settings for other, kind in zip(firsts, kinds) if kind == (name, recipe)]
         more += differences(run.settings, alike, most=3)
         names.append(f"{name} ({', '.join(more)})" if more else name)
-    return _distinguishable(names)
+    return _number_duplicates(names)
 
 
-def _algorithm(run: Curves) -> str:
+def _algorithm_name(run: Curves) -> str:
     """Returns a name such as ``MAPPO``, ``MAPPO + IQL`` or ``MAPPO, best of PBT of 4``."""
     keys = [key for key in run.settings if key.startswith("groups.") and key.endswith(".algorithm")]
     words = [run.settings.get("learner.algorithm"), *(run.settings[key] for key in keys)]
@@ -556,12 +562,12 @@ def _algorithm(run: Curves) -> str:
     return name if population is None else f"{name}, {population}"
 
 
-def _recipe(run: Curves) -> str:
+def _short_recipe(run: Curves) -> str:
     """Returns the recipe's name without its prefix ``<library>_<task>_``."""
     return run.recipe.removeprefix(f"{run.settings.get('env.library')}_{environment_name(run)}_")
 
 
-def _distinguishable(names: Iterable[str]) -> list[str]:
+def _number_duplicates(names: Iterable[str]) -> list[str]:
     """Adds numbers to names that are still equal although the settings differ."""
     names, seen = list(names), Counter[str]()
     count = Counter(names)

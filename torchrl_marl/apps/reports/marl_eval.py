@@ -21,7 +21,7 @@ __all__ = ["raw_results", "read_raw_results"]
 
 _ABSOLUTE = "absolute_metrics"
 _COUNTERS = ("step_count", "elapsed_time")
-_RETURNS = ("return", "mean_episode_return", "episode_return")
+_RETURN_NAMES = ("return", "mean_episode_return", "episode_return")
 Tree = Mapping[str, Any]
 
 
@@ -48,11 +48,11 @@ def raw_results(tasks: Sequence[TaskResult]) -> dict[str, Any]:
             for record in (run.record for run in team.runs):
                 seed = f"seed_{record.run.seed}"
                 again = sum(key == seed or key.startswith(f"{seed}_run_") for key in own)
-                own[f"{seed}_run_{again + 1}" if again else seed] = _steps(record)
+                own[f"{seed}_run_{again + 1}" if again else seed] = _steps_as_json(record)
     return found
 
 
-def _steps(record: Record) -> dict[str, Any]:
+def _steps_as_json(record: Record) -> dict[str, Any]:
     measured = record.measured
     found: dict[str, Any] = {
         f"step_{i}": {"step_count": int(frames), "return": [float(value)]}
@@ -83,10 +83,10 @@ def read_raw_results(path: Path) -> tuple[dict[tuple[str, str], list[Record]], l
     """
     found: dict[tuple[str, str], list[Record]] = {}
     left_out = []
-    tree = _read(path)
+    tree = _read_json(path)
     seeds: dict[tuple[str, str, str, int, int], str] = {}  # last: seed and run -> name
-    shared = _tasks_of_several(path, tree)
-    for (environment, task, algorithm, name), steps in _runs(path, tree):
+    shared = _ambiguous_tasks(path, tree)
+    for (environment, task, algorithm, name), steps in _iterate_runs(path, tree):
         where = f"{environment}/{task}/{algorithm}/{name}"
         if (seed := _seed_and_run(name)) is not None:
             other = seeds.setdefault((environment, task, algorithm, *seed), name)
@@ -98,7 +98,7 @@ def read_raw_results(path: Path) -> tuple[dict[tuple[str, str], list[Record]], l
                 )
         title = f"{environment}, {task}" if task in shared else task
         own = found.setdefault((title, algorithm), [])
-        record = _record(path, where, steps, seed[0] if seed else len(own))
+        record = _read_record(path, where, steps, seed[0] if seed else len(own))
         if isinstance(record, Record):
             own.append(record)
         else:
@@ -106,16 +106,16 @@ def read_raw_results(path: Path) -> tuple[dict[tuple[str, str], list[Record]], l
     return {key: runs for key, runs in found.items() if runs}, left_out
 
 
-def _read(path: Path) -> Tree:
+def _read_json(path: Path) -> Tree:
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         text = str(error).splitlines()[0]
         raise CheckpointError(f"{str(path)!r} cannot be read: {text}.") from None
-    return _table(path, tree, "the file")
+    return _check_table(path, tree, "the file")
 
 
-def _table(path: Path, value: Any, where: str) -> Tree:
+def _check_table(path: Path, value: Any, where: str) -> Tree:
     if not isinstance(value, Mapping) or not value:
         raise CheckpointError(
             f"{str(path)!r} is not marl-eval's JSON: {where} has {quoted(str(value)[:40])}, "
@@ -125,17 +125,17 @@ def _table(path: Path, value: Any, where: str) -> Tree:
     return value
 
 
-def _tasks_of_several(path: Path, tree: Tree) -> set[str]:
+def _ambiguous_tasks(path: Path, tree: Tree) -> set[str]:
     """Returns the tasks that several environments have, which need the environment's name."""
-    names = [task for name, own in tree.items() for task in _table(path, own, name)]
+    names = [task for name, own in tree.items() for task in _check_table(path, own, name)]
     return {name for name in names if names.count(name) > 1}
 
 
-def _runs(path: Path, tree: Tree) -> Iterator[tuple[tuple[str, str, str, str], Tree]]:
+def _iterate_runs(path: Path, tree: Tree) -> Iterator[tuple[tuple[str, str, str, str], Tree]]:
     """Yields environment, task, algorithm and name of each run, and its steps."""
 
     def inner(keys: tuple[str, ...], value: Any) -> Iterator[tuple[Any, Tree]]:
-        own = _table(path, value, "/".join(keys) or "the file")
+        own = _check_table(path, value, "/".join(keys) or "the file")
         if len(keys) == 4:
             yield keys, own
             return
@@ -151,9 +151,9 @@ def _seed_and_run(name: str) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2] or 1)) if found else None
 
 
-def _record(path: Path, where: str, steps: Tree, seed: int) -> Record | str:
+def _read_record(path: Path, where: str, steps: Tree, seed: int) -> Record | str:
     rows = [
-        _row(path, f"{where}/{name}", _table(path, step, f"{where}/{name}"))
+        _read_step(path, f"{where}/{name}", _check_table(path, step, f"{where}/{name}"))
         for name, step in steps.items()
         if "absolute" not in name.lower()
     ]
@@ -168,7 +168,7 @@ def _record(path: Path, where: str, steps: Tree, seed: int) -> Record | str:
     summary: dict[str, Any] = {"frames": frames[-1]}
     absolute = next((steps[name] for name in steps if "absolute" in name.lower()), None)
     if absolute:
-        _, _, summary["return_absolute"] = _row(path, f"{where}/{_ABSOLUTE}", absolute, 0.0)
+        _, _, summary["return_absolute"] = _read_step(path, f"{where}/{_ABSOLUTE}", absolute, 0.0)
     settings = {"env.library": where.partition("/")[0]}
     found = record_of(Curves(path, "", settings, {}, columns, summary, seed))
     if isinstance(found, str):
@@ -176,16 +176,16 @@ def _record(path: Path, where: str, steps: Tree, seed: int) -> Record | str:
     return dataclasses.replace(found, row=where)
 
 
-def _row(
+def _read_step(
     path: Path, where: str, step: Any, frames: float | None = None
 ) -> tuple[float, float, float]:
     """Returns frames, seconds and return of a step."""
-    metrics = [key for key in _table(path, step, where) if key not in _COUNTERS]
-    metric = next((name for name in _RETURNS if name in metrics), None)
+    metrics = [key for key in _check_table(path, step, where) if key not in _COUNTERS]
+    metric = next((name for name in _RETURN_NAMES if name in metrics), None)
     if metric is None:
         raise CheckpointError(
             f"{str(path)!r} has no return in {where}, {nearest('return', metrics)}expected one of "
-            f"{', '.join(_RETURNS)}."
+            f"{', '.join(_RETURN_NAMES)}."
         )
     try:
         count = float(step["step_count"]) if frames is None else frames

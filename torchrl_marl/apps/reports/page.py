@@ -67,7 +67,7 @@ def page(report: Report) -> str:
         generator=GENERATOR,
         title=f"{listed(report.algorithms, 3)} in {tasks}",
         scope=f"Report on {counted(len(report.runs), 'run')}",
-        sentences=map(_with_numbers_whole, answers(report)[:8]),
+        sentences=map(_keep_numbers_together, answers(report)[:8]),
         tiles=_tiles(report),
         notes=notes(report),
         methods=methods(),
@@ -88,10 +88,10 @@ def data_of(report: Report) -> dict[str, Any]:
         "tasks": [_task_data(result, order) for result in report.tasks],
         "aggregates": [_aggregate_data(found) for found in report.aggregates],
     }
-    return {name: _plain(value) for name, value in found.items()}
+    return {name: _as_json(value) for name, value in found.items()}
 
 
-def _with_numbers_whole(sentence: str) -> Markup:
+def _keep_numbers_together(sentence: str) -> Markup:
     """Marks each number and its interval in a sentence, so that no line break separates the two."""
     number = r"(-?[\d.,]*\d \[[^\]]*\])"
     return Markup(re.sub(number, r'<span class="number">\1</span>', escape(sentence)))
@@ -168,31 +168,31 @@ def _aggregate_data(found: Aggregate) -> dict[str, Any]:
     return {
         **{name: getattr(found, name) for name in names},
         "improvements": [
-            {"first": one, "second": other, **_plain(found.improvements[one, other])}
+            {"first": one, "second": other, **_as_json(found.improvements[one, other])}
             for one, other in combinations(found.algorithms, 2)
         ],
     }
 
 
-def _plain(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     """Converts a value to JSON types; numbers get six digits, non-finite ones become None."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, Estimate):
         ends = (value.low, value.high) if value.has_interval else (value.value * np.nan,) * 2
-        return _plain(dict(zip(("value", "low", "high"), (value.value, *ends))))
+        return _as_json(dict(zip(("value", "low", "high"), (value.value, *ends))))
     if isinstance(value, Mapping):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: _as_json(one) for key, one in value.items()}
     if isinstance(value, (Sequence, np.ndarray)):
-        return [_plain(one) for one in value]
+        return [_as_json(one) for one in value]
     if not np.isfinite(value):
         return None
     short = float(f"{value:.6g}") if abs(value) < 1e6 else float(round(value))
     return int(short) if short.is_integer() else short
 
 
-_PAGE = "report.html"
-_FILES = (_PAGE, "report.md", "results.csv", "evaluations.csv", "curves.csv")
+_PAGE_FILE = "report.html"
+_REPORT_FILES = (_PAGE_FILE, "report.md", "results.csv", "evaluations.csv", "curves.csv")
 
 
 def write_report(
@@ -224,12 +224,12 @@ def write_report(
         WriteError: the folder cannot be written to.
     """
     folder, runs = Path(folder), [runs] if isinstance(runs, (str, os.PathLike)) else list(runs)
-    _check(folder)
+    _check_folder(folder)
     _check_inputs(runs, folder, raw)
     found = make_report(runs, references)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / _PAGE, page(found))  # first, since it identifies the folder as a report's
+    _write(folder / _PAGE_FILE, page(found))  # first, since it identifies the folder as a report's
     _write(folder / "report.md", markdown(found, draw(found, folder)))
     _write(folder / "results.csv", results_csv(found))
     _write(folder / "evaluations.csv", evaluations_csv(found))
@@ -244,7 +244,7 @@ def _write(path: Path, text: str) -> None:
         file.write(text)
 
 
-def _check(folder: Path) -> None:
+def _check_folder(folder: Path) -> None:
     """Raises an error if the output folder holds anything but a report.
 
     Raises:
@@ -256,7 +256,7 @@ def _check(folder: Path) -> None:
         return
     # Partial files of a killed process do not count.
     others = sorted(path.name for path in folder.iterdir() if path.suffix != ".part")
-    if not others or _is_report(folder / _PAGE):
+    if not others or _is_report(folder / _PAGE_FILE):
         return
     raise ConfigError(
         f"{str(folder)!r} holds {others[0]!r} but no report, expected a new folder or an earlier "
@@ -266,7 +266,7 @@ def _check(folder: Path) -> None:
 
 def _check_inputs(runs: Iterable[str | Path], folder: Path, raw: str | Path | None) -> None:
     """Raises an error if the report would overwrite one of its tables."""
-    written = {(folder / name).resolve(): "--out FOLDER" for name in _FILES}
+    written = {(folder / name).resolve(): "--out FOLDER" for name in _REPORT_FILES}
     written |= {} if raw is None else {Path(raw).resolve(): "--json FILE"}
     for path in runs:
         fix = written.get(Path(path).resolve())

@@ -33,8 +33,8 @@ __all__ = ["draw"]
 _COLORS = (
     "#0080df", "#e94900", "#095638", "#a1729c", "#5e3e00", "#412fd1", "#40445c", "#c46a44",
 )  # fmt: skip
-_DASHES = ("-", "--", ":", "-.")
-_ACROSS = 3
+_LINE_STYLES = ("-", "--", ":", "-.")
+_MAX_COLUMNS = 3
 
 
 def draw(report: Report, folder: Path) -> list[str]:
@@ -69,11 +69,11 @@ def _figures(report: Report) -> Iterator[tuple[str, Figure]]:
     """Yields the file name and the matplotlib figure of each picture."""
     order = {name: i for i, name in enumerate(report.algorithms)}
     for i, found in enumerate(report.aggregates):
-        yield f"together{i + 1 if i else ''}.png", _together(found, order)
-    yield "curves.png", _curves(report, order)
+        yield f"together{i + 1 if i else ''}.png", _aggregate_figure(found, order)
+    yield "curves.png", _curves_figure(report, order)
 
 
-def _empty(panels: int, across: int = _ACROSS) -> tuple[Figure, list[Axes]]:
+def _empty_figure(panels: int, across: int = _MAX_COLUMNS) -> tuple[Figure, list[Axes]]:
     across = min(panels, across)
     down = -(-panels // across)
     figure = new_figure(4.2 * across, 3.1 * down + 0.4)
@@ -85,25 +85,25 @@ def _empty(panels: int, across: int = _ACROSS) -> tuple[Figure, list[Axes]]:
     return figure, axes
 
 
-def _style(order: int) -> dict[str, Any]:
+def _line_style(order: int) -> dict[str, Any]:
     turn, color = divmod(order, len(_COLORS))
-    return {"color": _COLORS[color], "linestyle": _DASHES[turn % len(_DASHES)]}
+    return {"color": _COLORS[color], "linestyle": _LINE_STYLES[turn % len(_LINE_STYLES)]}
 
 
-def _draw(axes: Axes, name: str, order: int, x: np.ndarray, line: Line | Estimate) -> None:
+def _draw_line(axes: Axes, name: str, order: int, x: np.ndarray, line: Line | Estimate) -> None:
     marker = "o" if len(x) < 3 else None
-    axes.plot(x, np.asarray(line.value), label=name, marker=marker, **_style(order))
+    axes.plot(x, np.asarray(line.value), label=name, marker=marker, **_line_style(order))
     if isinstance(line, Line) or line.has_interval:
-        color = _style(order)["color"]
+        color = _line_style(order)["color"]
         axes.fill_between(x, line.low, line.high, color=color, alpha=0.16, lw=0)
 
 
-def _curves(report: Report, order: dict[str, int]) -> Figure:
-    figure, axes = _empty(len(report.tasks))
+def _curves_figure(report: Report, order: dict[str, int]) -> Figure:
+    figure, axes = _empty_figure(len(report.tasks))
     for one, result in zip(axes, report.tasks):
         _draw_task(one, result, order)
     counts = [len(team.runs) for result in report.tasks for team in result.teams.values()]
-    _legend(figure, axes, counts)
+    _draw_legend(figure, axes, counts)
     return figure
 
 
@@ -114,7 +114,7 @@ def _draw_task(axes: Axes, result: TaskResult, order: dict[str, int]) -> None:
     for name, team in result.teams.items():
         line = team.evaluation if measured == "evaluation" else team.training
         if line is not None:
-            _draw(axes, name, order[name], line.frames, line)
+            _draw_line(axes, name, order[name], line.frames, line)
     if result.reference.random is not None:
         axes.axhline(result.reference.random, color="#59616e", linestyle=(0, (1, 3)), lw=1)
     axes.set_title(result.task.name, loc="left", fontsize=10.5)
@@ -122,16 +122,16 @@ def _draw_task(axes: Axes, result: TaskResult, order: dict[str, int]) -> None:
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
-def _together(found: Aggregate, order: dict[str, int]) -> Figure:
-    figure, (iqm, curves, profiles) = _empty(3)
+def _aggregate_figure(found: Aggregate, order: dict[str, int]) -> Figure:
+    figure, (iqm, curves, profiles) = _empty_figure(3)
     for place, name in enumerate(reversed(found.algorithms)):
-        one, color = found.estimates[name]["IQM"], _style(order[name])["color"]
+        one, color = found.estimates[name]["IQM"], _line_style(order[name])["color"]
         if one.has_interval:
             iqm.barh(place, one.high - one.low, left=one.low, height=0.5, color=color, alpha=0.4)
         iqm.plot([one.value] * 2, [place - 0.32, place + 0.32], color=color, lw=2.5)
         if name in found.curves:
-            _draw(curves, name, order[name], 100 * found.share, found.curves[name])
-        _draw(profiles, name, order[name], found.thresholds, found.profiles[name])
+            _draw_line(curves, name, order[name], 100 * found.share, found.curves[name])
+        _draw_line(profiles, name, order[name], found.thresholds, found.profiles[name])
     iqm.use_sticky_edges = False
     iqm.set_yticks(range(len(found.algorithms)), found.algorithms[::-1])
     for axes, title, label in (
@@ -141,11 +141,11 @@ def _together(found: Aggregate, order: dict[str, int]) -> Figure:
     ):
         axes.set_title(title, loc="left", fontsize=10.5)
         axes.set_xlabel(label)
-    _legend(figure, [profiles], [n for runs in found.seeds.values() for n in runs])
+    _draw_legend(figure, [profiles], [n for runs in found.seeds.values() for n in runs])
     return figure
 
 
-def _legend(figure: Figure, axes: list[Axes], seeds: list[int]) -> None:
+def _draw_legend(figure: Figure, axes: list[Axes], seeds: list[int]) -> None:
     """Draws the legend below the axes, including the meaning of bands and bars."""
     found: dict[str, Artist] = {}
     for one in axes:

@@ -37,11 +37,11 @@ from torchrl_marl.errors import CheckpointError, ConfigError, quoted
 
 __all__ = ["Report", "join", "make_report", "read_table"]
 
-_NEEDED = ("task", "algorithm", "seed", "frames", "return")
-_RENAMED = {"world": "task"}  # columns of tables that were written before 0.2
+_REQUIRED_COLUMNS = ("task", "algorithm", "seed", "frames", "return")
+_RENAMED_COLUMNS = {"world": "task"}  # columns of tables that were written before 0.2
 _COUNTERS = ("agent_frames", "seconds")
 Foreign = Mapping[tuple[str, str], Sequence[Record]]
-_Key = tuple[str, str, int, str]  # task, algorithm, seed, run
+_RunKey = tuple[str, str, int, str]  # task, algorithm, seed, run
 
 
 def read_table(path: Path) -> tuple[dict[tuple[str, str], list[Record]], list[str]]:
@@ -61,9 +61,9 @@ def read_table(path: Path) -> tuple[dict[tuple[str, str], list[Record]], list[st
         CheckpointError: a column is missing, a row is not numeric, frames are negative, or a run
             has two rows at the same frames.
     """
-    runs: dict[_Key, dict[float, tuple[int, list[float]]]] = {}
-    for line, row in _rows(path):
-        key, frames, numbers = _numbers(path, line, row)
+    runs: dict[_RunKey, dict[float, tuple[int, list[float]]]] = {}
+    for line, row in _read_rows(path):
+        key, frames, numbers = _parse_row(path, line, row)
         first, _ = runs.setdefault(key, {}).setdefault(frames, (line, numbers))
         if first != line:
             raise CheckpointError(
@@ -74,7 +74,7 @@ def read_table(path: Path) -> tuple[dict[tuple[str, str], list[Record]], list[st
     left_out = []
     for key, rows in sorted(runs.items()):
         values = np.array([[frames, *numbers] for frames, (_, numbers) in sorted(rows.items())])
-        record = _record(path, key, values)
+        record = _make_record(path, key, values)
         if isinstance(record, Record):
             found.setdefault(key[:2], []).append(record)
         else:
@@ -82,27 +82,29 @@ def read_table(path: Path) -> tuple[dict[tuple[str, str], list[Record]], list[st
     return found, left_out
 
 
-def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+def _read_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """Yields the line number of each row, and the row."""
     try:
         # Cells may hold newlines; Excel writes a byte-order mark first.
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
-            reader.fieldnames = [_RENAMED.get(name, name) for name in reader.fieldnames or ()]
+            reader.fieldnames = [
+                _RENAMED_COLUMNS.get(name, name) for name in reader.fieldnames or ()
+            ]
             rows = [(reader.line_num, row) for row in reader]
     except (OSError, UnicodeError, csv.Error) as error:
         raise CheckpointError(f"{str(path)!r} cannot be read: {error}.") from None
-    missing = [name for name in _NEEDED if not rows or name not in rows[0][1]]
+    missing = [name for name in _REQUIRED_COLUMNS if not rows or name not in rows[0][1]]
     if missing:
         raise CheckpointError(
             f"{str(path)!r} is not a table of evaluations: it has no "
             f"{f'column {missing[0]!r}' if rows else 'rows'}, expected "
-            f"{', '.join(_NEEDED)}; see docs/reports.md."
+            f"{', '.join(_REQUIRED_COLUMNS)}; see docs/reports.md."
         )
     yield from rows
 
 
-def _numbers(path: Path, line: int, row: Mapping[str, str]) -> tuple[_Key, float, list[float]]:
+def _parse_row(path: Path, line: int, row: Mapping[str, str]) -> tuple[_RunKey, float, list[float]]:
     """Returns the key, the frames, the return and the counters of a row."""
     try:
         key = row["task"], row["algorithm"], int(row["seed"]), row.get("run") or ""
@@ -124,11 +126,11 @@ def _numbers(path: Path, line: int, row: Mapping[str, str]) -> tuple[_Key, float
     return key, frames, numbers
 
 
-def _run_text(key: _Key) -> str:
+def _run_text(key: _RunKey) -> str:
     return f"{quoted(key[1])} in {quoted(key[0])}, seed {key[2]}"
 
 
-def _record(path: Path, key: _Key, values: np.ndarray) -> Record | str:
+def _make_record(path: Path, key: _RunKey, values: np.ndarray) -> Record | str:
     table = dict(zip(("frames", "return_mean", "agent_frames", "seconds"), values.T))
     summary = {"frames": float(values[-1, 0])}
     found = record_of(Curves(path, "", {}, {}, table, summary, key[2]))

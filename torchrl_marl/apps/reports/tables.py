@@ -67,21 +67,21 @@ class Table:
 def tables_of(report: Report) -> Iterator[Table]:
     """Yields the tables over all tasks, of each task, of reference returns, and of all runs."""
     for found in report.aggregates:
-        yield _overall(found)
+        yield _aggregate_table(found)
         if len(found.algorithms) > 1:
-            yield _improvements(f"P(row > column) over {listed(found.tasks)}", found)
+            yield _improvement_table(f"P(row > column) over {listed(found.tasks)}", found)
     if len(report.tasks) > 1:
-        yield _matrix(report)
+        yield _return_table(report)
     many = len(report.tasks) > 2
     for result in report.tasks:
         fold = result.task.name if many else ""
-        yield _task(result, fold)
+        yield _task_table(result, fold)
         if any(team.groups for team in result.teams.values()):
-            yield _groups(result, fold)
+            yield _group_table(result, fold)
         if len(result.teams) > 1:
-            yield _improvements(f"P(row > column) in {result.task.name}", result, fold)
-    yield _references(report)
-    yield _runs(report)
+            yield _improvement_table(f"P(row > column) in {result.task.name}", result, fold)
+    yield _reference_table(report)
+    yield _run_table(report)
 
 
 def markdown(report: Report, pictures: Sequence[str] = ()) -> str:
@@ -92,7 +92,7 @@ def markdown(report: Report, pictures: Sequence[str] = ()) -> str:
         pictures (sequence of str): names of picture files in the same folder.
     """
     tasks = [task.task.name for task in report.tasks]
-    return template("report.md.j2", _md).render(
+    return template("report.md.j2", _escape_markdown).render(
         scope=f"{counted(len(report.runs), 'run')} of {listed(report.algorithms)} in "
         f"{counted(len(tasks), 'task')}: {listed(tasks)}",
         answers=answers(report),
@@ -123,28 +123,28 @@ def template(name: str, escape: Callable[[str], str], **functions: Any) -> Templ
     return environment.from_string(asset(name))
 
 
-def _md(text: str) -> str:
+def _escape_markdown(text: str) -> str:
     """Escapes a text for Markdown."""
     for letter in "\\`*_[]<>|#":
         text = text.replace(letter, f"\\{letter}")
     return " ".join(text.split())
 
 
-def _overall(found: Aggregate) -> Table:
+def _aggregate_table(found: Aggregate) -> Table:
     head = ["algorithm", "IQM", "median", "mean", "optimality gap", "seeds in each task"]
     rows = []
     for name in found.algorithms:
         cells = [with_interval(found.estimates[name][what], True) for what in head[1:5]]
-        rows.append([name, *cells, _range(found.seeds[name])])
+        rows.append([name, *cells, _range_text(found.seeds[name])])
     return Table(f"Normalized scores over {listed(found.tasks)}", head, rows)
 
 
-def _range(numbers: Sequence[float]) -> str:
+def _range_text(numbers: Sequence[float]) -> str:
     low, high = min(numbers), max(numbers)
     return figure(low) if low == high else f"{figure(low)} to {figure(high)}"
 
 
-def _improvements(title: str, found: Aggregate | TaskResult, fold: str = "") -> Table:
+def _improvement_table(title: str, found: Aggregate | TaskResult, fold: str = "") -> Table:
     names = found.algorithms if isinstance(found, Aggregate) else list(found.teams)
     rows = [
         [
@@ -156,7 +156,7 @@ def _improvements(title: str, found: Aggregate | TaskResult, fold: str = "") -> 
     return Table(title, ["", *names], rows, fold=fold)
 
 
-def _matrix(report: Report) -> Table:
+def _return_table(report: Report) -> Table:
     names = report.algorithms
     rows = []
     for result in report.tasks:
@@ -167,7 +167,7 @@ def _matrix(report: Report) -> Table:
     return Table("Return in each task (IQM)", ["task", *names, "random policy"], rows)
 
 
-def _task(result: TaskResult, fold: str) -> Table:
+def _task_table(result: TaskResult, fold: str) -> Table:
     head = [
         "algorithm", "IQM", "median", "mean", "worst to best", "normalized",
         "seeds", "frames", "agent frames", "time of a run", "at its end",
@@ -178,16 +178,16 @@ def _task(result: TaskResult, fold: str) -> Table:
         rows.append([
             team.algorithm, with_interval(team.iqm), figure(team.median.value),
             figure(team.mean.value), f"{figure(min(scores))} to {figure(max(scores))}",
-            share(_normal(result, team.iqm.value)),
-            _seeds(team), _range([run.frames for run in runs]),
-            figure(_mean(runs, "agent_frames")),
-            duration(_mean(runs, "seconds")), figure(_mean(runs, "end")),
+            share(_scaled(result, team.iqm.value)),
+            _seeds_text(team), _range_text([run.frames for run in runs]),
+            figure(_column_mean(runs, "agent_frames")),
+            duration(_column_mean(runs, "seconds")), figure(_column_mean(runs, "end")),
         ])  # fmt: skip
     frames = figure(result.frames)
     return Table(f"{result.task.name}: return at {frames} frames", head, rows, fold=fold)
 
 
-def _groups(result: TaskResult, fold: str) -> Table:
+def _group_table(result: TaskResult, fold: str) -> Table:
     names = list(dict.fromkeys(group for team in result.teams.values() for group in team.groups))
     rows = [
         [
@@ -200,13 +200,13 @@ def _groups(result: TaskResult, fold: str) -> Table:
     return Table(title, ["algorithm", *names], rows, fold=fold)
 
 
-def _seeds(team: Team) -> str:
+def _seeds_text(team: Team) -> str:
     """Returns the number of seeds, such as ``5`` or ``5 (1 not finished)``."""
     running = sum(not run.record.finished for run in team.runs)
     return f"{len(team.runs)} ({running} not finished)" if running else str(len(team.runs))
 
 
-def _references(report: Report) -> Table:
+def _reference_table(report: Report) -> Table:
     rows = [
         [
             result.task.name,
@@ -221,7 +221,7 @@ def _references(report: Report) -> Table:
     return Table("Reference returns of normalized scores", head, rows, words=["task", "source"])
 
 
-def _runs(report: Report) -> Table:
+def _run_table(report: Report) -> Table:
     head = ["task", "algorithm", "seed", "state", "score", "frames", "agent frames", "time", "run"]
     rows = []
     for result, team in report.teams:
@@ -249,16 +249,16 @@ def results_csv(report: Report) -> str:
         reference, settings = result.reference, result.task.settings
         rows.append([
             result.task.name, settings["env.library"], settings["env.name"], team.algorithm,
-            len(team.runs), result.frames, _mean(team.runs, "agent_frames"),
-            _mean(team.runs, "seconds"), team.iqm.value, team.iqm.low, team.iqm.high,
+            len(team.runs), result.frames, _column_mean(team.runs, "agent_frames"),
+            _column_mean(team.runs, "seconds"), team.iqm.value, team.iqm.low, team.iqm.high,
             team.mean.value, team.mean.low, team.mean.high, team.median.value,
-            min(team.scores), max(team.scores), _normal(result, team.iqm.value), reference.random,
+            min(team.scores), max(team.scores), _scaled(result, team.iqm.value), reference.random,
             reference.random_source, reference.best, reference.best_source,
         ])  # fmt: skip
-    return _csv(head, rows)
+    return _csv_text(head, rows)
 
 
-def _normal(result: TaskResult, value: float) -> float | None:
+def _scaled(result: TaskResult, value: float) -> float | None:
     """Returns a normalized return; None if it cannot be normalized."""
     return None if result.reference.why_none else float(result.reference.normalize(value))
 
@@ -280,8 +280,8 @@ def evaluations_csv(report: Report) -> str:
                 "evaluation" if record.is_evaluated else "training",
             ]  # fmt: skip
             columns = measured.frames, measured.agent_frames, measured.seconds, measured.returns
-            rows += [[*of_run, *row, _normal(result, row[-1])] for row in zip(*columns)]
-    return _csv(head, rows)
+            rows += [[*of_run, *row, _scaled(result, row[-1])] for row in zip(*columns)]
+    return _csv_text(head, rows)
 
 
 def curves_csv(report: Report) -> str:
@@ -299,22 +299,22 @@ def curves_csv(report: Report) -> str:
                     line.value, line.low, line.high,
                 )  # fmt: skip
                 rows += [[result.task.name, team.algorithm, what, *row] for row in zip(*columns)]
-    return _csv(head, rows)
+    return _csv_text(head, rows)
 
 
-def _mean(runs: Sequence[Scored], column: str) -> float:
+def _column_mean(runs: Sequence[Scored], column: str) -> float:
     return float(np.mean([getattr(run, column) for run in runs]))
 
 
-def _csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def _csv_text(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(head)
-    writer.writerows([_cell(value) for value in row] for row in rows)
+    writer.writerows([_csv_cell(value) for value in row] for row in rows)
     return file.getvalue()
 
 
-def _cell(value: Any) -> Any:
+def _csv_cell(value: Any) -> Any:
     """Returns the shortest exact text of a number; an empty text if the number is unknown."""
     if isinstance(value, (float, np.floating)):
         if not np.isfinite(value):

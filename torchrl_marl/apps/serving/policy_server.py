@@ -57,17 +57,17 @@ def declared_of(team: TeamSpec) -> Declared:
         >>> declared_of(team).settings()["agents"]
         {'car': {'n': 2, 'observation': 4, 'action': {'size': 1, 'low': [-2.0], 'high': [2.0]}}}
     """
-    return Declared({name: _kind(name, group) for name, group in team.groups.items()})
+    return Declared({name: _declare_group(name, group) for name, group in team.groups.items()})
 
 
-def _declaration(config: TrainConfig, team: TeamSpec) -> Declared:
+def _declaration_of_clients(config: TrainConfig, team: TeamSpec) -> Declared:
     if config.env.has_clients:  # declared by its clients, with the state
         kwargs = config.env.kwargs
         return Declared.read(kwargs.get("agents"), kwargs.get("state_size"))
     return declared_of(team)
 
 
-def _kind(name: str, group: GroupSpec) -> DeclaredKind:
+def _declare_group(name: str, group: GroupSpec) -> DeclaredKind:
     if len(group.observation_keys) > 1 or group.observation_ndims != (1,):
         shapes = ", ".join(str(shape[1:]) for shape in group.observation_shapes)
         raise ConfigError(
@@ -159,13 +159,13 @@ class PolicyServer:
         run, self._team = self._load_run()
         self.folder, self._config = run.folder, run.config
         self._checkpoint = latest_checkpoint(self.folder)
-        self.declared = _declaration(run.config, self._team)
+        self.declared = _declaration_of_clients(run.config, self._team)
         self.server = ActionServer(
             self.declared, token=read_token(token_file), max_clients=max_clients
         )
         drawn = ExplorationType.RANDOM if stochastic else ExplorationType.DETERMINISTIC
         self.server.exploration_type = drawn
-        self._policy = _Choosing(run.policy, self._team)
+        self._policy = _IndexActions(run.policy, self._team)
         if any(key[-1] == "is_init" for key in self._policy.in_keys):
             self.server.track_hidden(hidden_sizes(self._policy))
         # Open the port first, so that its errors come before graphs are compiled.
@@ -173,7 +173,9 @@ class PolicyServer:
             self.server, host=host, port=port, ssl=tls_context(tls_certificate, tls_key)
         )
         try:
-            self.listener.ask(self._take, self._policy, self._graphs(self._policy), run.frames)
+            self.listener.ask(
+                self._switch_policy, self._policy, self._capture_graphs(self._policy), run.frames
+            )
         except BaseException:
             self.listener.close()
             raise
@@ -204,33 +206,33 @@ class PolicyServer:
             return False
         self._checkpoint = newest
         if folder != self.folder:
-            self._begin_stage()
+            self._switch_stage()
             return True
         self._checkpoint, state = load_latest(self.folder)
-        policy = self._policy_of(state)
+        policy = self._policy_from_state(state)
         acting = None
         if not same_structure(policy, self._policy):  # agents no longer share networks
-            acting = self._graphs(policy)
-        self.listener.ask(self._take, policy, acting, state["collector"]["frames"])
+            acting = self._capture_graphs(policy)
+        self.listener.ask(self._switch_policy, policy, acting, state["collector"]["frames"])
         return True
 
     def _newest_folder(self) -> Path:
         """Returns the folder of the last stage that has begun; without stages the run's own."""
         return self.folder if self.folder == self._root else last_stage(self._root)
 
-    def _begin_stage(self) -> None:
+    def _switch_stage(self) -> None:
         """Switches to the run's next stage, with new graphs, since its networks may differ."""
         run, team = self._load_run()
-        policy = _Choosing(run.policy, team)
-        agents = _declaration(run.config, team), hidden_sizes(policy)
+        policy = _IndexActions(run.policy, team)
+        agents = _declaration_of_clients(run.config, team), hidden_sizes(policy)
         if agents != (self.declared, hidden_sizes(self._policy)):
             raise ConfigError(
                 f"stage {run.folder.name!r} has other agents or another memory than the stage "
                 "before it, which clients have declared; start torchrl-marl serve again."
             )
-        acting = self._graphs(policy)
+        acting = self._capture_graphs(policy)
         self.folder, self._config, self._team = run.folder, run.config, team
-        self.listener.ask(self._take, policy, acting, run.frames)
+        self.listener.ask(self._switch_policy, policy, acting, run.frames)
 
     def close(self) -> None:
         """Closes the port; a second call does nothing."""
@@ -249,7 +251,7 @@ class PolicyServer:
         env.close()
         return run, team
 
-    def _policy_of(self, state: dict[str, Any]) -> _Choosing:
+    def _policy_from_state(self, state: dict[str, Any]) -> _IndexActions:
         config = self._config
         with RandomState(config.seed, "cpu").active():
             learners = build_learners(self._team, config.learner, config.groups, device="cpu")
@@ -258,18 +260,20 @@ class PolicyServer:
         else:
             load_learners(learners, state["learners"])
         actors = [actor for learner in learners for actor in learner.actors.values()]
-        return _Choosing(TeamPolicy(actors), self._team)
+        return _IndexActions(TeamPolicy(actors), self._team)
 
-    def _graphs(self, policy: _Choosing) -> GraphActing:
+    def _capture_graphs(self, policy: _IndexActions) -> GraphActing:
         """Captures a policy as graphs, for the batch sizes that ``max_clients`` clients need."""
         needed = sizes_for(self.server.max_clients)
         leaves = self.server.example()
-        _check_reads(policy, set(leaves))
+        _check_policy_inputs(policy, set(leaves))
         acting = GraphActing(policy, execution=self._execution, sizes=needed)
         acting.prepare(leaves, self.server.exploration_type)
         return acting
 
-    def _take(self, policy: _Choosing, acting: GraphActing | None, version: int) -> None:
+    def _switch_policy(
+        self, policy: _IndexActions, acting: GraphActing | None, version: int
+    ) -> None:
         """Switches to a newer policy between two batches; runs in the server's thread."""
         if acting is None:
             copy_tensors(self._policy, policy)
@@ -279,7 +283,7 @@ class PolicyServer:
         self.server.resume_waiting()
 
 
-class _Choosing(nn.Module):
+class _IndexActions(nn.Module):
     """Wraps a team's policy, and returns one-hot actions as indices."""
 
     def __init__(self, policy: Any, team: TeamSpec) -> None:
@@ -316,14 +320,14 @@ def serve(folder: str | Path, *, follow: bool = False, every: float = 1.0, **opt
                 time.sleep(every)
                 served.listener.raise_error()
                 if follow:
-                    _follow(served)
+                    _refresh_if_newer(served)
         except KeyboardInterrupt:
             counts = served.server.counts
             text = ", ".join(f"{counts[name]:,} {name}" for name in ("steps", "refused"))
             print(f"ends: {text}")
 
 
-def _follow(served: PolicyServer) -> None:
+def _refresh_if_newer(served: PolicyServer) -> None:
     try:
         if served.refresh():
             print(f"serves {served.version:,} frames from now on", flush=True)
@@ -331,7 +335,7 @@ def _follow(served: PolicyServer) -> None:
         print(f"still serves {served.version:,} frames: {error}", flush=True)
 
 
-def _check_reads(policy: _Choosing, given: set[tuple[str, ...]]) -> None:
+def _check_policy_inputs(policy: _IndexActions, given: set[tuple[str, ...]]) -> None:
     """Raises an error if a policy reads keys that clients do not send."""
     for key in policy.in_keys:
         if key not in given:

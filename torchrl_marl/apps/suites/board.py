@@ -50,12 +50,12 @@ class Board:
         *,
         bar: bool = True,
     ) -> None:
-        self._results, self._jobs, self._said = results, jobs, said
-        self._working: dict[Path, tuple[float, int]] = {}  # start time and frames at the start
-        self._frames = {place: self._frames_now(place) for place in results}
+        self._results, self._jobs, self._log = results, jobs, said
+        self._running: dict[Path, tuple[float, int]] = {}  # start time and frames at the start
+        self._frames = {place: self._current_frames(place) for place in results}
         self._bar = tqdm(
             desc=f"{len(results)} runs",
-            total=sum(self._total(place) for place in results),
+            total=sum(self._total_frames(place) for place in results),
             initial=sum(self._frames.values()),
             unit=" frames",
             unit_scale=True,
@@ -64,29 +64,29 @@ class Board:
             disable=None if bar else True,  # None: no bar without a terminal
         )
 
-    def _total(self, place: Path) -> int:
+    def _total_frames(self, place: Path) -> int:
         return self._results[place].run.config.total_frames
 
-    def _frames_now(self, place: Path) -> int:
+    def _current_frames(self, place: Path) -> int:
         result = self._results[place]
-        total = self._total(place)
+        total = self._total_frames(place)
         return total if result.finished else min(total, frames_of(result.folder))
 
     def began(self, place: Path) -> None:
         """Records the start of a run."""
-        self._working[place] = time.monotonic(), self._frames[place]
+        self._running[place] = time.monotonic(), self._frames[place]
 
     def show(self, working: Iterable[Path]) -> None:
         """Updates the bar with the progress of the runs that are training."""
         for place in working:
-            self._frames[place] = self._frames_now(place)
+            self._frames[place] = self._current_frames(place)
         self._bar.update(sum(self._frames.values()) - self._bar.n)
         self._bar.set_postfix_str(self._forecast())
 
     def ended(self, place: Path) -> None:
         """Records the end of a run and logs a line about it."""
-        self._working.pop(place, None)
-        self._frames[place] = self._frames_now(place)
+        self._running.pop(place, None)
+        self._frames[place] = self._current_frames(place)
         result = self._results[place]
         name = f"{result.run.task} {result.run.algorithm} seed {result.run.seed}"
         if result.finished:
@@ -96,7 +96,7 @@ class Board:
         else:
             text = result.state + (f": {result.error}" if result.error else "")
         with tqdm.external_write_mode(file=sys.stderr):
-            self._said(f"{name}: {text} ({self._forecast()})")
+            self._log(f"{name}: {text} ({self._forecast()})")
 
     def close(self) -> None:
         """Closes the bar."""
@@ -116,21 +116,23 @@ class Board:
             pace = Pace()
             if result.finished:
                 seconds = result.elapsed or float(result.summary.get("seconds") or 0)
-                pace = Pace(self._total(place), seconds)
-            elif place in self._working:
-                began, frames = self._working[place]
+                pace = Pace(self._total_frames(place), seconds)
+            elif place in self._running:
+                began, frames = self._running[place]
                 pace = Pace(self._frames[place] - frames, now - began)
             if pace.frames > 0:
                 paces[result.run.pair] = paces.get(result.run.pair, Pace()) + pace
         states = ("failed", "finished")
         waiting = [p for p, one in self._results.items() if one.state not in states]
-        waiting.sort(key=lambda place: place not in self._working)
-        left = [(self._results[p].run.pair, self._total(p) - self._frames[p]) for p in waiting]
+        waiting.sort(key=lambda place: place not in self._running)
+        left = [
+            (self._results[p].run.pair, self._total_frames(p) - self._frames[p]) for p in waiting
+        ]
         return seconds_left(left, paces, self._jobs)
 
 
-_SUMMARIZED = ["return_before", "return_random", "return_after", "frames", "seconds"]
-_COLUMNS = ["task", "algorithm", "seed", "state", *_SUMMARIZED, "elapsed", "folder"]
+_SUMMARY_KEYS = ["return_before", "return_random", "return_after", "frames", "seconds"]
+_COLUMNS = ["task", "algorithm", "seed", "state", *_SUMMARY_KEYS, "elapsed", "folder"]
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,7 @@ def found_result(out: Path, run: SuiteRun, elapsed: float = 0.0) -> Result:
     folder = out / run.place
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        finished = isinstance(summary, dict) and _is_whole(summary)
+        finished = isinstance(summary, dict) and _is_complete(summary)
     except (OSError, ValueError):
         finished = False
     if finished:
@@ -173,9 +175,9 @@ def found_result(out: Path, run: SuiteRun, elapsed: float = 0.0) -> Result:
     return Result(run, folder, "begun" if begun else "waiting", {}, elapsed)
 
 
-def _is_whole(summary: Mapping[str, Any]) -> bool:
+def _is_complete(summary: Mapping[str, Any]) -> bool:
     """Returns whether a summary has the frames, and numbers (NaN as null) where it has results."""
-    numbers = [summary.get(key) for key in _SUMMARIZED]
+    numbers = [summary.get(key) for key in _SUMMARY_KEYS]
     return "frames" in summary and all(x is None or isinstance(x, (int, float)) for x in numbers)
 
 
@@ -194,16 +196,16 @@ def write_results(
     Raises:
         WriteError: the disk is full, or the folder is read-only.
     """
-    rows = {**before, **{one.run.place.as_posix(): _row(one) for one in results}}
+    rows = {**before, **{one.run.place.as_posix(): _result_row(one) for one in results}}
     with whole_file(out / "results.csv", newline="") as file:
         writer = csv.DictWriter(file, _COLUMNS, extrasaction="ignore")
         writer.writeheader()
         writer.writerows(rows.values())
 
 
-def _row(one: Result) -> dict[str, Any]:
+def _result_row(one: Result) -> dict[str, Any]:
     run = one.run
-    own = {key: one.summary.get(key) for key in _SUMMARIZED}
+    own = {key: one.summary.get(key) for key in _SUMMARY_KEYS}
     own |= {"task": run.task, "algorithm": run.algorithm, "seed": run.seed}
     own |= {"state": one.state, "elapsed": round(one.elapsed, 2)}
     return {**own, "folder": run.place.as_posix()}
@@ -245,9 +247,9 @@ def results_table(results: Sequence[Result], names: tuple[str, str] = ("task", "
         done = [one.summary for one in own if one.finished]
         ends = [end for end in known_values(done, "return_after") if math.isfinite(end)]
         spread = f"{number(min(ends))} to {number(max(ends))}" if ends else "-"
-        cells = [_mean(done, key) for key in ("return_random", "frames", "seconds")]
+        cells = [_mean_text(done, key) for key in ("return_random", "frames", "seconds")]
         seeds = f"{len(done)} of {len(own)}"
-        rows.append([*pair, seeds, _mean(done, "return_after"), spread, *cells])
+        rows.append([*pair, seeds, _mean_text(done, "return_after"), spread, *cells])
     return aligned(rows, slice(2, None), indent="")
 
 
@@ -268,7 +270,7 @@ def known_values(summaries: Iterable[Mapping[str, Any]], key: str) -> list[float
     return [math.nan if value is None else value for value in found]
 
 
-def _mean(summaries: Iterable[dict[str, Any]], key: str) -> str:
+def _mean_text(summaries: Iterable[dict[str, Any]], key: str) -> str:
     values = known_values(summaries, key)
     if not values:
         return "-"

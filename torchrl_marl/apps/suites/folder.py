@@ -29,7 +29,15 @@ __all__ = [
 RECORD = "suite.json"
 """File in a suite's folder that stores the selection of runs and their settings."""
 # Settings that may differ between runs: how a run computes and what it logs.
-_FREE = ("device", "execution", "threads", "folder", "recipe", "checkpoint.", "logging.")
+_CHANGEABLE_SETTINGS = (
+    "device",
+    "execution",
+    "threads",
+    "folder",
+    "recipe",
+    "checkpoint.",
+    "logging.",
+)
 
 
 def check_record(record: Path, plan: Plan, without: Callable[[], Plan]) -> None:
@@ -48,10 +56,10 @@ def check_record(record: Path, plan: Plan, without: Callable[[], Plan]) -> None:
         given = [one for one in given if isinstance(one, str)]
     except (OSError, ValueError, AttributeError, TypeError):
         given = []
-    unsigned = [one for one in _named(plan) if not one.is_signed(given)]
+    unsigned = [one for one in _named_code(plan) if not one.is_signed(given)]
     if not unsigned:
         return
-    own = _named(without())
+    own = _named_code(without())
     for one in unsigned:
         if one not in own:
             raise TrustError(
@@ -60,7 +68,7 @@ def check_record(record: Path, plan: Plan, without: Callable[[], Plan]) -> None:
             )
 
 
-def _named(plan: Plan) -> list[Named]:
+def _named_code(plan: Plan) -> list[Named]:
     found = (one for run in plan.runs for one in named_by(run.config))
     return list(dict.fromkeys(found))
 
@@ -97,7 +105,7 @@ def open_folder(out: Path, plan: Plan, *, resume: bool, together: bool = False) 
         before = _read_record(out)
         if not (out / RECORD).exists():
             _write_record(out, _new_record(plan, together))
-        elif before and (grown := _grown(before, plan)) != before:
+        elif before and (grown := _extend_record(before, plan)) != before:
             _write_record(out, grown)
         yield
     finally:
@@ -108,11 +116,11 @@ def _new_record(plan: Plan, together: bool) -> dict[str, Any]:
     record = {"suite": plan.suite.name, **plan.selection}
     record |= {"together": True} if together else {}
     # This user's signatures for the code and services that the settings name.
-    signatures = sorted({one.signature for one in _named(plan)})
+    signatures = sorted({one.signature for one in _named_code(plan)})
     return record | ({"signatures": signatures} if signatures else {})
 
 
-def _grown(record: dict[str, Any], plan: Plan) -> dict[str, Any]:
+def _extend_record(record: dict[str, Any], plan: Plan) -> dict[str, Any]:
     """Returns a record with the plan's new algorithms, tasks and seeds at the end of its lists."""
     lists = {
         key: [*record[key], *(one for one in plan.selection[key] if one not in record[key])]
@@ -189,10 +197,10 @@ def check_folder(out: Path, plan: Plan, *, resume: bool) -> None:
     now: dict[tuple[str, str], dict[str, Any]] = {}
     for run in plan.runs:
         try:
-            before = _compared(read_run_config(out / run.place))
+            before = _compared_settings(read_run_config(out / run.place))
         except CheckpointError:
             continue  # no run yet, or a broken one, which raises when it is resumed
-        after = now.get(run.pair) or now.setdefault(run.pair, _compared(run.config))
+        after = now.get(run.pair) or now.setdefault(run.pair, _compared_settings(run.config))
         if (out / run.task / "config.yaml").is_file():  # callbacks are those of the population
             before["callbacks"] = after.get("callbacks")
         for key in sorted(before.keys() | after.keys()):
@@ -206,12 +214,14 @@ def check_folder(out: Path, plan: Plan, *, resume: bool) -> None:
                 )
 
 
-def _compared(config: TrainConfig) -> dict[str, Any]:
+def _compared_settings(config: TrainConfig) -> dict[str, Any]:
     flat = flatten(dataclasses.asdict(config))
     return {
         key: value
         for key, value in flat.items()
-        if key != "seed" and not key.startswith(_FREE) and not _is_assigned_by_run(key)
+        if key != "seed"
+        and not key.startswith(_CHANGEABLE_SETTINGS)
+        and not _is_assigned_by_run(key)
     }
 
 

@@ -159,8 +159,8 @@ def make_plan(
         ['arena/mappo/seed0', 'arena/ippo/seed0']
     """
     table = suite if isinstance(suite, Suite) else read_suite(suite)
-    algorithms = _chosen(algorithms, table.algorithms, "algorithm", table) or table.default
-    tasks = _chosen(tasks, table.tasks, "task", table) or list(table.tasks)
+    algorithms = _check_selection(algorithms, table.algorithms, "algorithm", table) or table.default
+    tasks = _check_selection(tasks, table.tasks, "task", table) or list(table.tasks)
     numbers = seeds_of(SEEDS if seeds is None else seeds)
     overrides = _overrides(settings or {}, frames)
     runs = [
@@ -252,10 +252,10 @@ def seeds_of(value: Any) -> list[int]:
     if isinstance(value, str):
         first, dots, last = value.partition("..")
         if dots and first.isdecimal() and last.isdecimal():
-            begin = _number(first)
-            found = list(range(begin, min(_number(last), begin + MOST_SEEDS) + 1))
+            begin = _parse_number(first)
+            found = list(range(begin, min(_parse_number(last), begin + MOST_SEEDS) + 1))
         elif all(part.isdecimal() for part in value.split(",")):
-            found = [_number(part) for part in value.split(",")]
+            found = [_parse_number(part) for part in value.split(",")]
             found = list(range(min(found[0], MOST_SEEDS + 1))) if "," not in value else found
     elif isinstance(value, int) and not isinstance(value, bool):
         found = list(range(min(value, MOST_SEEDS + 1)))
@@ -275,12 +275,12 @@ def seeds_of(value: Any) -> list[int]:
     return found
 
 
-def _number(digits: str) -> int:
+def _parse_number(digits: str) -> int:
     """Returns the number of decimal digits; one above all seeds if there are more than ten."""
     return int(digits) if len(digits) <= 10 else 2**32
 
 
-def _chosen(
+def _check_selection(
     given: Collection[str] | str | None, known: Mapping[str, Any], what: str, suite: Suite
 ) -> list[str]:
     if given is None:
@@ -322,11 +322,11 @@ def _overrides(settings: Mapping[str, Any], frames: int | None) -> dict[str, Any
 
 
 _FOLDER = Path(__file__).parent
-_PARTS = ("about", "default", "score", "common", "algorithms", "tasks")
+_SECTIONS = ("about", "default", "score", "common", "algorithms", "tasks")
 SCORES = ("return", "crossplay")
 """Scores of a suite: the return of each run, or also the cross-play of runs with other seeds."""
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
-_OF_THE_FOLDER = ("suite.json", "results.csv", "crossplay.csv", "logs")
+_NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
+_RESERVED_NAMES = ("suite.json", "results.csv", "crossplay.csv", "logs")
 OF_A_RUN = ("seed", "folder", "recipe", "population", "evolution")
 """Settings that the suite itself sets for each run."""
 
@@ -415,41 +415,43 @@ class Suite:
         exception = self.exceptions.get((task, algorithm), {})
         own = [named, self.algorithms[algorithm], exception]
         try:
-            settings = _merged(self.common, *own[:2], self.tasks[task], exception)
-            written = _keys(*own) & _idle(settings)
-            settings = _merged(settings, overrides or {})
-            kept = written | _keys(overrides or {})
-            return SuiteRun(task, algorithm, seed, _config(settings, kept, algorithm, seed))
+            settings = _merge_layers(self.common, *own[:2], self.tasks[task], exception)
+            written = _setting_keys(*own) & _unread_settings(settings)
+            settings = _merge_layers(settings, overrides or {})
+            kept = written | _setting_keys(overrides or {})
+            return SuiteRun(task, algorithm, seed, _read_config(settings, kept, algorithm, seed))
         except ConfigError as error:
             raise ConfigError(f"{task} with {algorithm}: {error}") from None
 
 
-def _keys(*layers: Mapping[str, Any]) -> set[str]:
+def _setting_keys(*layers: Mapping[str, Any]) -> set[str]:
     return {key for layer in layers for key in flatten(normalized(TrainConfig, layer))}
 
 
-def _merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_layers(*layers: Mapping[str, Any]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for layer in layers:
         settings = merged(settings, normalized(TrainConfig, layer))
     return settings
 
 
-def _idle(settings: dict[str, Any]) -> set[str]:
+def _unread_settings(settings: dict[str, Any]) -> set[str]:
     """Returns the settings that nothing reads, such as those that the algorithm lacks."""
     reader = Reader(TrainConfig)
     config = reader.read(settings)
     return reader.inapplicable.keys() | unread(config).keys()
 
 
-def _config(settings: dict[str, Any], kept: set[str], algorithm: str, seed: int) -> TrainConfig:
+def _read_config(
+    settings: dict[str, Any], kept: set[str], algorithm: str, seed: int
+) -> TrainConfig:
     """Reads a run's settings.
 
     Settings that nothing reads are skipped. Those in ``kept``, which are given for this algorithm
     or by the caller, raise an error instead. Settings of the table that the caller's overrides
     leave without effect are not among them.
     """
-    idle = _idle(settings) - kept
+    idle = _unread_settings(settings) - kept
     flat = {key: value for key, value in flatten(settings).items() if key not in idle}
     return load_config({**unfold(flat), "recipe": algorithm, "seed": seed})
 
@@ -476,18 +478,18 @@ def read_suite(suite: str | Path) -> Suite:
             f"unknown suite {quoted(str(suite))}; {nearest(str(suite), names)}choose among "
             f"{', '.join(names)}, or give the path of a YAML file."
         )
-    return _suite(path.stem, read_yaml(path), repr(str(path)))
+    return _parse_suite(path.stem, read_yaml(path), repr(str(path)))
 
 
-def _suite(name: str, read: Mapping[str, Any], where: str) -> Suite:
+def _parse_suite(name: str, read: Mapping[str, Any], where: str) -> Suite:
     for part in read:
-        if part not in _PARTS:
+        if part not in _SECTIONS:
             raise ConfigError(
-                f"suite {where} has the section {quoted(part)}, {nearest(part, _PARTS)}expected "
-                f"{', '.join(_PARTS)}."
+                f"suite {where} has the section {quoted(part)}, {nearest(part, _SECTIONS)}expected "
+                f"{', '.join(_SECTIONS)}."
             )
-    sections = {part: _section(read.get(part), part, where) for part in _PARTS[3:]}
-    algorithms = _spread(sections["algorithms"], "algorithms", where)
+    sections = {part: _read_section(read.get(part), part, where) for part in _SECTIONS[3:]}
+    algorithms = _split_algorithms(sections["algorithms"], "algorithms", where)
     for part, found in (("algorithms", algorithms), ("tasks", sections["tasks"])):
         if not found:
             raise ConfigError(f"suite {where} has no {part}, expected at least one under {part}.")
@@ -502,13 +504,13 @@ def _suite(name: str, read: Mapping[str, Any], where: str) -> Suite:
     tasks: dict[str, dict[str, Any]] = {}
     exceptions: dict[tuple[str, str], dict[str, Any]] = {}
     for task, own in sections["tasks"].items():
-        own = _section(own, f"tasks.{task}", where)
+        own = _read_section(own, f"tasks.{task}", where)
         differing = {key: own[key] for key in own if _names_algorithms(key, algorithms)}
         tasks[task] = {key: value for key, value in own.items() if key not in differing}
-        for algorithm, settings in _spread(differing, f"tasks.{task}", where).items():
+        for algorithm, settings in _split_algorithms(differing, f"tasks.{task}", where).items():
             exceptions[task, algorithm] = settings
     _check_names(tasks, algorithms, where)
-    default = _algorithms(read.get("default"), algorithms, where)
+    default = _read_default(read.get("default"), algorithms, where)
     about, score = str(read.get("about", "")), str(read.get("score", "return"))
     if score not in SCORES:
         raise ConfigError(
@@ -521,20 +523,20 @@ def _suite(name: str, read: Mapping[str, Any], where: str) -> Suite:
 def _check_names(tasks: Iterable[str], algorithms: Iterable[str], where: str) -> None:
     """Refuses names that cannot be folders in the suite's folder."""
     for one in (*tasks, *algorithms):
-        if not _NAME.fullmatch(one):
+        if not _NAME_PATTERN.fullmatch(one):
             raise ConfigError(
                 f"suite {where} has the name {quoted(one)}, which cannot be a folder name; use "
                 "letters, digits and _ in names."
             )
     for task in tasks:
-        if task.lower() in _OF_THE_FOLDER:
+        if task.lower() in _RESERVED_NAMES:
             raise ConfigError(
                 f"suite {where} has the task {quoted(task)}, which is a file or folder of the "
-                f"suite itself, as {', '.join(_OF_THE_FOLDER)} are; give it another name."
+                f"suite itself, as {', '.join(_RESERVED_NAMES)} are; give it another name."
             )
 
 
-def _section(value: Any, name: str, where: str) -> dict[str, Any]:
+def _read_section(value: Any, name: str, where: str) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -549,12 +551,14 @@ def _section(value: Any, name: str, where: str) -> dict[str, Any]:
     return section
 
 
-def _spread(section: Mapping[str, Any], name: str, where: str) -> dict[str, dict[str, Any]]:
+def _split_algorithms(
+    section: Mapping[str, Any], name: str, where: str
+) -> dict[str, dict[str, Any]]:
     """Returns settings by algorithm; a key such as ``mappo, ippo`` is split into both names."""
     found: dict[str, dict[str, Any]] = {}
     for names, value in section.items():
         for algorithm in map(str.strip, names.split(",")):
-            own = unfold(_section(value, f"{name}.{names}", where))
+            own = unfold(_read_section(value, f"{name}.{names}", where))
             found[algorithm] = merged(found.get(algorithm, {}), own)
     return found
 
@@ -564,7 +568,7 @@ def _names_algorithms(key: str, algorithms: Iterable[str]) -> bool:
     return all(one.strip() in algorithms for one in key.split(","))
 
 
-def _algorithms(
+def _read_default(
     value: Any, algorithms: Mapping[str, dict[str, Any]], where: str
 ) -> tuple[str, ...]:
     if value is None:

@@ -136,10 +136,10 @@ def run_suite(
     given = {"algorithms": algorithms, "tasks": tasks, "seeds": seeds, "frames": frames}
     with trusting(trust):
         plan, folder = plan_of(suite, out, resume, {**given, "settings": settings})
-        how: dict[str, Any] = {"launcher": launcher, "slurm": slurm}
+        options: dict[str, Any] = {"launcher": launcher, "slurm": slurm}
         if together or (resume and is_together(folder)):
-            how |= {"gather": by_population(populations(plan, folder)), "together": True}
-        results = train_plan(plan, folder, resume=resume, jobs=jobs, said=said, **how)
+            options |= {"gather": by_population(populations(plan, folder)), "together": True}
+        results = train_plan(plan, folder, resume=resume, jobs=jobs, said=said, **options)
         if plan.suite.score == "crossplay":
             from torchrl_marl.apps.suites.strangers import play_strangers
 
@@ -360,21 +360,21 @@ class _SuiteRunner:
             for number, outcome in ended:
                 runs = self.waiting[number][1]
                 for run in runs:
-                    self._end(run, outcome, (time.monotonic() - began[number]) / len(runs))
+                    self._record_end(run, outcome, (time.monotonic() - began[number]) / len(runs))
 
-    def _end(self, run: SuiteRun, outcome: object, seconds: float) -> None:
+    def _record_end(self, run: SuiteRun, outcome: object, seconds: float) -> None:
         elapsed = self.results[run.place].elapsed + seconds
         result = found_result(self.out, run, elapsed)
         if isinstance(outcome, Stopped):
             result = dataclasses.replace(result, state="stopped")
         elif isinstance(outcome, Exception):
-            result = dataclasses.replace(result, state="failed", error=_reason(outcome))
+            result = dataclasses.replace(result, state="failed", error=_error_text(outcome))
         self.results[run.place] = result
         self.board.ended(run.place)
         self._write_results()
 
 
-def _reason(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """Returns the error of a failed run as text; prints the traceback of an unexpected one."""
     if isinstance(error, UserError):
         return " ".join(str(error).split())
@@ -427,9 +427,9 @@ def suite_command(
         return
     silence_libraries()
     settings = selection.pop("settings")
-    how: dict[str, Any] = {"out": out, "resume": resume, "jobs": jobs, "trust": trust}
-    how |= {"launcher": launcher, "slurm": parse_slurm(slurm), "together": together}
-    results = run_suite(texts[0], **how, **selection, **settings)
+    options: dict[str, Any] = {"out": out, "resume": resume, "jobs": jobs, "trust": trust}
+    options |= {"launcher": launcher, "slurm": parse_slurm(slurm), "together": together}
+    results = run_suite(texts[0], **options, **selection, **settings)
     print(results_table(results))
     print(results[0].folder.parents[2] / "results.csv")
     refuse_unfinished(results)

@@ -30,7 +30,7 @@ __all__ = ["play_strangers"]
 
 RECORD = "crossplay.json"
 """File in the folder of a task and algorithm with the table of its seeds."""
-_AT_ONCE = 1000  # envs
+_MAX_ENVS = 1000  # envs
 
 
 def play_strangers(
@@ -63,31 +63,31 @@ def play_strangers(
     Raises:
         ConfigError: the agents of an environment are not one team.
     """
-    found = _all_seeds(results, out)
+    found = _add_earlier_seeds(results, out)
     finished = [one for one in found if one.finished]
     if missing := [one.run.place.as_posix() for one in found if not one.finished]:
         said(f"left out of the cross-play, since they did not finish: {', '.join(missing)}")
     scores: dict[tuple[str, str], PartnerScore] = {}
-    rows = _rows(out / "crossplay.csv")
+    rows = _read_rows(out / "crossplay.csv")
     for pair in dict.fromkeys(one.run.pair for one in finished):
         own = [one for one in finished if one.run.pair == pair]
-        if not _is_known(own, out / Path(*pair)):
+        if not _is_recorded(own, out / Path(*pair)):
             own = _with_checkpoint(own, said)
         if len(own) < 2:
             rows.pop(pair, None)
             seeds = f"{'one' if own else 'no'} finished seed"
             said(f"{' '.join(pair)}: {seeds}, which has no other to play with")
             continue
-        scores[pair] = partner_score(_returns(own, out / Path(*pair), trust))
+        scores[pair] = partner_score(_load_or_play(own, out / Path(*pair), trust))
         known = [x for one in scores[pair] for x in (one.value, one.low, one.high)]
         rows[pair] = [*pair, len(own), _episodes(own), *known]
-        _write(out / "crossplay.csv", list(rows.values()))
+        _write_rows(out / "crossplay.csv", list(rows.values()))
     if scores:
-        said(_table(scores))
+        said(_scores_text(scores))
     return scores
 
 
-def _all_seeds(results: Sequence[Result], out: Path) -> list[Result]:
+def _add_earlier_seeds(results: Sequence[Result], out: Path) -> list[Result]:
     """Adds the other seeds of the same tasks and algorithms, in the order of ``results.csv``."""
     firsts = {one.run.pair: one.run for one in reversed(results)}
     given = {one.run.place.as_posix(): one for one in results}
@@ -115,7 +115,7 @@ def _with_checkpoint(results: Sequence[Result], said: Callable[[str], None]) -> 
     return found
 
 
-def _rows(path: Path) -> dict[tuple[str, str], list[Any]]:
+def _read_rows(path: Path) -> dict[tuple[str, str], list[Any]]:
     """Reads the rows of an earlier ``crossplay.csv`` by task and algorithm."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
@@ -125,7 +125,7 @@ def _rows(path: Path) -> dict[tuple[str, str], list[Any]]:
     return {pair: row for pair, row in rows.items() if (path.parent / Path(*pair)).is_dir()}
 
 
-def _asked(results: Sequence[Result]) -> dict[str, Any]:
+def _table_key(results: Sequence[Result]) -> dict[str, Any]:
     """Returns what a table is played for; its record is only read if it is for the same."""
     kind = kind_of(results[0].run.config.evaluation.deterministic)
     return {
@@ -136,19 +136,19 @@ def _asked(results: Sequence[Result]) -> dict[str, Any]:
     }
 
 
-def _is_known(results: Sequence[Result], folder: Path) -> bool:
-    known = _read(folder / RECORD)
-    return all(known.get(key) == value for key, value in _asked(results).items())
+def _is_recorded(results: Sequence[Result], folder: Path) -> bool:
+    known = _read_record(folder / RECORD)
+    return all(known.get(key) == value for key, value in _table_key(results).items())
 
 
-def _returns(results: Sequence[Result], folder: Path, trust: bool) -> torch.Tensor:
+def _load_or_play(results: Sequence[Result], folder: Path, trust: bool) -> torch.Tensor:
     """Returns the table of a task and algorithm, ``[A, A]``, from its record or from new games."""
-    asked, record = _asked(results), folder / RECORD
-    if _is_known(results, folder):
-        returns = _read(record)["returns"]  # null stands for NaN, after a diverged run
+    asked, record = _table_key(results), folder / RECORD
+    if _is_recorded(results, folder):
+        returns = _read_record(record)["returns"]  # null stands for NaN, after a diverged run
         rows = [[math.nan if x is None else x for x in row] for row in returns]
         return torch.tensor(rows, dtype=torch.float64)
-    table = _played(results, trust)
+    table = _play_seeds(results, trust)
     write_table(folder, [f"seed{seed}" for seed in asked["seeds"]], table, None)
     with whole_file(record) as file:
         values = {key: table[key].tolist() for key in ("returns", "error")}
@@ -156,12 +156,12 @@ def _returns(results: Sequence[Result], folder: Path, trust: bool) -> torch.Tens
     return table["returns"]
 
 
-def _played(results: Sequence[Result], trust: bool) -> TensorDict:
+def _play_seeds(results: Sequence[Result], trust: bool) -> TensorDict:
     config, names = results[0].run.config, [str(one.folder) for one in results]
     threads, episodes = torch.get_num_threads(), _episodes(results)
     torch.set_num_threads(config.threads or threads)
     try:
-        env, players = enter(names, min(episodes * len(names) ** 2, _AT_ONCE), trust=trust)
+        env, players = enter(names, min(episodes * len(names) ** 2, _MAX_ENVS), trust=trust)
         _check_seats(env, results[0])
         everybody = list(players.values())
         kind = config.evaluation.deterministic
@@ -184,7 +184,7 @@ def _episodes(results: Sequence[Result]) -> int:
     return results[0].run.config.evaluation.episodes
 
 
-def _read(record: Path) -> dict[str, Any]:
+def _read_record(record: Path) -> dict[str, Any]:
     try:
         found = json.loads(record.read_text(encoding="utf-8"))
         return found if len(found["returns"]) == len(found["seeds"]) else {}
@@ -192,7 +192,7 @@ def _read(record: Path) -> dict[str, Any]:
         return {}
 
 
-def _write(path: Path, rows: Sequence[Sequence[Any]]) -> None:
+def _write_rows(path: Path, rows: Sequence[Sequence[Any]]) -> None:
     ends = ("", "_low", "_high")
     scores = [f"{name}{end}" for name in ("self_play", "cross_play") for end in ends]
     with whole_file(path, newline="") as file:
@@ -201,7 +201,7 @@ def _write(path: Path, rows: Sequence[Sequence[Any]]) -> None:
         writer.writerows(rows)
 
 
-def _table(scores: dict[tuple[str, str], PartnerScore]) -> str:
+def _scores_text(scores: dict[tuple[str, str], PartnerScore]) -> str:
     rows = [["task", "algorithm", "seeds", "with itself", "with others"]]
     for pair, score in scores.items():
         seeds = str(score.cross_play.runs[0])

@@ -40,8 +40,8 @@ from torchrl_marl.training.config import TrainConfig, read_run_config
 __all__ = ["best_combination", "make_sweep", "parse_grid", "run_sweep", "sweep_command"]
 
 Grid = Mapping[str, Sequence[Any]]
-_MANY = 10_000  # combinations
-_LONGEST = 120  # letters of a label
+_MAX_COMBINATIONS = 10_000  # combinations
+_MAX_LABEL_LENGTH = 120  # letters of a label
 
 
 def run_sweep(
@@ -98,9 +98,9 @@ def run_sweep(
     with trusting(trust):
         plan = make_sweep(recipe, grid, seeds=seeds, settings=settings)
         folder = Path(f"sweep_{plan.suite.name}" if out is None else out)
-        how: dict[str, Any] = {"launcher": launcher, "slurm": slurm}
-        how["gather"] = _gather(recipe, grid, plan, together, said)
-        return train_plan(plan, folder, resume=resume, jobs=jobs, said=said, **how)
+        options: dict[str, Any] = {"launcher": launcher, "slurm": slurm}
+        options["gather"] = _make_gather(recipe, grid, plan, together, said)
+        return train_plan(plan, folder, resume=resume, jobs=jobs, said=said, **options)
 
 
 def make_sweep(
@@ -169,11 +169,11 @@ def _check_grid(grid: Grid, base: Mapping[str, Any]) -> None:
         )
 
 
-def _gather(
+def _make_gather(
     recipe: str | Path, grid: Grid, plan: Plan, together: bool, said: Callable[[str], None]
 ) -> Gather:
     """Returns a function that gathers runs into trainings, after checks of the population."""
-    population = partial(_population, recipe, grid, plan.selection["settings"])
+    population = partial(_population_config, recipe, grid, plan.selection["settings"])
     if together:
         population(plan.runs)
 
@@ -204,7 +204,7 @@ def _member_name(run: SuiteRun) -> str:
     return run.place.relative_to(run.task).as_posix()
 
 
-def _population(
+def _population_config(
     recipe: str | Path, grid: Grid, base: Mapping[str, Any], runs: Sequence[SuiteRun]
 ) -> TrainConfig:
     """Returns the settings of a population whose members are the runs."""
@@ -233,30 +233,32 @@ def _population(
 
 def _combinations(grid: Grid) -> dict[str, dict[str, Any]]:
     """Returns the settings of each combination, by its label."""
-    if math.prod(map(len, grid.values())) > _MANY:
-        raise ConfigError(f"the grid has more than {_MANY:,} combinations; give fewer values.")
+    if math.prod(map(len, grid.values())) > _MAX_COMBINATIONS:
+        raise ConfigError(
+            f"the grid has more than {_MAX_COMBINATIONS:,} combinations; give fewer values."
+        )
     names = _short_names(list(grid))
     products = list(itertools.product(*grid.values()))
     labels = [
-        file_name("_".join(f"{name}={_word(value)}" for name, value in zip(names, values)))
+        file_name("_".join(f"{name}={_value_text(value)}" for name, value in zip(names, values)))
         for values in products
     ]
     count = Counter(labels)
     return {
-        label if count[label] == 1 and len(label) <= _LONGEST else _hashed(label, values): dict(
-            zip(grid, values)
-        )
+        label
+        if count[label] == 1 and len(label) <= _MAX_LABEL_LENGTH
+        else _hashed_label(label, values): dict(zip(grid, values))
         for label, values in zip(labels, products)
     }
 
 
-def _hashed(label: str, values: Sequence[Any]) -> str:
+def _hashed_label(label: str, values: Sequence[Any]) -> str:
     """Returns a label that is unique for its values, whatever their place in the grid."""
     digest = hashlib.sha256(repr(values).encode()).hexdigest()
-    return f"{label[:_LONGEST]}_{digest[:8]}"
+    return f"{label[:_MAX_LABEL_LENGTH]}_{digest[:8]}"
 
 
-def _word(value: Any) -> str:
+def _value_text(value: Any) -> str:
     """Returns a value as a part of a folder name, without brackets, quotes and spaces."""
     text = value if isinstance(value, str) else shown(value)
     return re.sub(r"[\[\]{}'\" ]", "", text)
@@ -306,7 +308,7 @@ def sweep_command(
     out: Path | None,
     dry_run: bool,
     slurm: Sequence[str] = (),
-    **how: Any,
+    **options: Any,
 ) -> None:
     """Trains a sweep, or shows its plan.
 
@@ -319,26 +321,26 @@ def sweep_command(
         out (Path, optional): output folder.
         dry_run (bool): True to show the plan without training.
         slurm (sequence of str): options for Slurm, as ``key=value``.
-        **how: as for :func:`run_sweep`: ``resume``, ``together``, ``jobs``, ``trust``,
+        **options: as for :func:`run_sweep`: ``resume``, ``together``, ``jobs``, ``trust``,
             ``launcher``.
 
     Raises:
         UserError: settings are invalid, or a run failed.
     """
     grid, settings = parse_grid(texts)
-    own: dict[str, Any] = {"seeds": 3 if seeds is None else seeds}
+    arguments: dict[str, Any] = {"seeds": 3 if seeds is None else seeds}
     if dry_run:
-        plan = make_sweep(recipe, grid, **own, settings=settings)
-        with trusting(how["trust"]):
+        plan = make_sweep(recipe, grid, **arguments, settings=settings)
+        with trusting(options["trust"]):
             check_symmetries(plan)
-        _gather(recipe, grid, plan, how["together"], print)
+        _make_gather(recipe, grid, plan, options["together"], print)
         folder = Path(f"sweep_{plan.suite.name}") if out is None else out
-        check_folder(folder, plan, resume=how["resume"])
-        print(plan_table(plan, folder, how["jobs"] or 1, "settings"))
+        check_folder(folder, plan, resume=options["resume"])
+        print(plan_table(plan, folder, options["jobs"] or 1, "settings"))
         return
     silence_libraries()
-    own |= {"out": out, "slurm": parse_slurm(slurm), **how}
-    results = run_sweep(recipe, grid, **own, **settings)
+    arguments |= {"out": out, "slurm": parse_slurm(slurm), **options}
+    results = run_sweep(recipe, grid, **arguments, **settings)
     print(results_table(results, ("recipe", "settings")))
     folder = results[0].folder.parents[2]
     if (best := best_combination(results)) is not None:
@@ -362,7 +364,7 @@ def parse_grid(texts: Sequence[str]) -> tuple[dict[str, list[Any]], dict[str, An
     settings: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")
-        values = _split(value)
+        values = _split_values(value)
         if key in grid or key in settings:
             raise ConfigError(f"{key} is given twice, expected once; leave one out.")
         if any(not one.strip() for one in values) and len(values) > 1:
@@ -377,7 +379,7 @@ def parse_grid(texts: Sequence[str]) -> tuple[dict[str, list[Any]], dict[str, An
     return grid, settings
 
 
-def _split(text: str) -> list[str]:
+def _split_values(text: str) -> list[str]:
     parts, depth, quote = [""], 0, ""
     for letter in text:
         if quote:
