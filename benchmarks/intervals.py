@@ -22,7 +22,7 @@ from torchrl_marl.training.statistics import (
 )
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "test" / "support"))
-from reported import WORLDS, write_suite  # noqa: E402
+from reported import TASKS, write_suite  # noqa: E402
 
 SEEDS = (2, 3, 4, 5, 8, 10, 20)
 
@@ -43,7 +43,7 @@ def interval_coverage(seeds: int, n_tasks: int, repeats: int) -> list[str]:
 def time_report() -> list[str]:
     """Seconds and bytes of a report of 50 made-up runs of 80 evaluations each."""
     with tempfile.TemporaryDirectory() as folder:
-        write_suite(Path(folder) / "suite", WORLDS, seeds=5, points=80)
+        write_suite(Path(folder) / "suite", TASKS, seeds=5, points=80)
         began = time.perf_counter()
         found = write_report(Path(folder) / "suite", Path(folder) / "report")
         seconds = time.perf_counter() - began

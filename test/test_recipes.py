@@ -190,9 +190,9 @@ def unused_port():
 
 def clients_of(name, port):
     """The simulators of a recipe that are clients, playing."""
-    from external import meeting
+    from external import run_meeting_clients
 
-    return meeting(port, 1, caller="iql" in name) if port else contextlib.nullcontext()
+    return run_meeting_clients(port, 1, caller="iql" in name) if port else contextlib.nullcontext()
 
 
 # An algorithm, a kind of training and a library each; the second tier trains the others.
