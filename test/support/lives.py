@@ -169,7 +169,7 @@ class EpisodeLists:
         _, terminated = self.ends["terminated"]
         return self.alive[e][t][i] and truncated[e][t][i] and not terminated[e][t][i]
 
-    def follows(self, e, t, i):
+    def next_step_is_readable(self, e, t, i):
         """Whether what follows a step can be read for an agent."""
         return self.seen[e][t][i] or self.cut_off(e, t, i)
 
