@@ -9,7 +9,7 @@ from torchrl_marl.runtime.ranks import Ranks
 
 
 class ThreadRanks(Ranks):
-    """One of several threads that call :func:`by_threads`'s work."""
+    """One of several threads that call :func:`run_on_thread_ranks`'s work."""
 
     def __init__(self, size, rank, tensors_of_ranks, barrier):
         super().__init__(size, rank)
