@@ -41,7 +41,7 @@ def build(kind: str) -> None:
     names = {torch.__path__[0]: "torch", temporary: "graph_"}
     maps = [f"-ffile-prefix-map={old}={new}" for old, new in names.items()]
     command = build._compiler_command
-    build._compiler_command = lambda *given, **options: [*command(*given, **options), *maps]
+    build._compiler_command = lambda *args, **options: [*command(*args, **options), *maps]
     inductor.cpp.simdlen = 512 if vectors == "AVX512" else 256
     stored._cache_folder, stored._describe_machine = lambda: folder, shipped.machine
     stored._find_shipped = lambda *_: None
@@ -71,9 +71,12 @@ def main() -> None:
         shutil.copy(recipes / f"{recipe}.yaml", shipped.FOLDER)
     for kind, (vectors, _) in shipped.KINDS.items():
         with tempfile.TemporaryDirectory() as cache:
-            own = {"TORCHINDUCTOR_CACHE_DIR": cache, "ATEN_CPU_CAPABILITY": vectors.lower()}
+            compiler_variables = {
+                "TORCHINDUCTOR_CACHE_DIR": cache,
+                "ATEN_CPU_CAPABILITY": vectors.lower(),
+            }
             command = [sys.executable, __file__, "--kind", kind]
-            subprocess.run(command, env=os.environ | own, check=True)
+            subprocess.run(command, env=os.environ | compiler_variables, check=True)
 
 
 if __name__ == "__main__":

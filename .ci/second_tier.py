@@ -70,8 +70,8 @@ def durations() -> list[dict[str, str]]:
 def read_record(path: Path) -> dict[str, int]:
     """Returns the number of commits at which each part ran last; 0 for never."""
     with path.open(newline="", encoding="utf-8") as file:
-        known = {row["part"]: int(row["commits"]) for row in csv.DictReader(file)}
-    return {part: known.get(part, 0) for part in TOUCHED_BY}
+        commits_of_parts = {row["part"]: int(row["commits"]) for row in csv.DictReader(file)}
+    return {part: commits_of_parts.get(part, 0) for part in TOUCHED_BY}
 
 
 def write_record(path: Path, parts: list[str], commits: int) -> None:
@@ -98,7 +98,7 @@ def changed_files(checkout: Path) -> list[str]:
     return git(checkout, "diff", "--name-only", since[0]) if since else []
 
 
-def choose(record: dict[str, int], changed: list[str], seconds: float) -> list[str]:
+def choose_parts(record: dict[str, int], changed: list[str], seconds: float) -> list[str]:
     """Returns the parts that fit: first those that a change touches, then the oldest."""
     files, cost = files_of_parts(), seconds_of_parts()
     touched = {
@@ -121,22 +121,24 @@ def main() -> int:
     parser.add_argument("--checkout", type=Path, default=ROOT)
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--list", action="store_true")
-    asked = parser.parse_args()
-    record = read_record(asked.checkout / RECORD)
-    if asked.all:
+    args = parser.parse_args()
+    record = read_record(args.checkout / RECORD)
+    if args.all:
         parts = list(record)
     else:
-        parts = choose(record, changed_files(asked.checkout), asked.seconds)
-    left = [part for part in record if part not in parts]
-    print(f"second tier: {', '.join(parts) or 'nothing'}; left out: {', '.join(left) or 'nothing'}")
-    if asked.list or not parts:
+        parts = choose_parts(record, changed_files(args.checkout), args.seconds)
+    skipped = [part for part in record if part not in parts]
+    print(
+        f"second tier: {', '.join(parts) or 'nothing'}; left out: {', '.join(skipped) or 'nothing'}"
+    )
+    if args.list or not parts:
         return 0
     status = subprocess.run(
         [sys.executable, "-m", "pytest", "-m", " or ".join(parts)], cwd=ROOT
     ).returncode
     if status == 0:
-        commits = git(asked.checkout, "rev-list", "--count", "HEAD") or ["0"]
-        write_record(asked.checkout / RECORD, parts, int(commits[0]))
+        commits = git(args.checkout, "rev-list", "--count", "HEAD") or ["0"]
+        write_record(args.checkout / RECORD, parts, int(commits[0]))
     return status
 
 

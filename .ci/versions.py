@@ -107,8 +107,8 @@ def find_python(version: str) -> str | None:
     """Returns the interpreter of a version such as ``3.12``, from the PATH or pyenv."""
     pyenv = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
     for candidate in [shutil.which(f"python{version}"), *map(str, reversed(pyenv))]:
-        asked = [candidate or "false", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
-        if subprocess.run(asked, capture_output=True, text=True).stdout.strip() == version:
+        command = [candidate or "false", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+        if subprocess.run(command, capture_output=True, text=True).stdout.strip() == version:
             return candidate
     return None
 
@@ -176,17 +176,19 @@ class Pair:
         folder = self.folder / extra
         run(str(self.base / "bin" / "python"), "-m", "venv", "--without-pip", str(folder))
         (packages,) = self.base.glob("lib/python*/site-packages")
-        (own,) = folder.glob("lib/python*/site-packages")
-        (own / "base.pth").write_text(f"{packages}\n")
+        (site_packages,) = folder.glob("lib/python*/site-packages")
+        (site_packages / "base.pth").write_text(f"{packages}\n")
         self.pip(folder, "--no-deps", "--ignore-installed", str(self.wheel))
         self.pip(folder, f"{self.wheel}[{extra}]")
         return folder
 
     def shell(self, environment: Path, command: str) -> subprocess.CompletedProcess:
         """Runs a command in an environment."""
-        known = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+        kept_variables = {
+            k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")
+        }
         path = f"{environment / 'bin'}:{os.environ['PATH']}"
-        env = {**known, "PATH": path, "WANDB_MODE": "offline", "OMP_NUM_THREADS": "1"}
+        env = {**kept_variables, "PATH": path, "WANDB_MODE": "offline", "OMP_NUM_THREADS": "1"}
         options = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
         shell = ["timeout", str(LIMIT), "bash", "-c", command]
         return subprocess.run(shell, cwd=self.runs, env=env, **options)
@@ -201,10 +203,10 @@ class Pair:
     def refuses(self, extra: str) -> None:
         """Raises an error if the command of a missing extra is not refused in one sentence."""
         done = self.shell(self.base, EXTRAS[extra][-1])
-        wanted = f"run: pip install '.[{extra}]'"
+        expected_line = f"run: pip install '.[{extra}]'"
         if not done.returncode or "Traceback" in done.stderr:
             raise Failed(f"without [{extra}]: status {done.returncode}, {last_line(done.stderr)}")
-        if extra not in SILENT and wanted not in done.stderr.splitlines()[-1]:
+        if extra not in SILENT and expected_line not in done.stderr.splitlines()[-1]:
             raise Failed(f"without [{extra}]: {last_line(done.stderr)}")
 
     def test(self, part: str) -> None:
@@ -278,15 +280,15 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "versions")
     parser.add_argument("--again", action="store_true", help="repeat combinations with a result")
     parser.add_argument("--keep", action="store_true", help="keep the environments")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     wheel = None
-    for torch in asked.torch:
-        for python in asked.python:
-            known = {} if asked.again else read_record()
-            parts = [part for part in asked.parts if (python, torch, part) not in known]
+    for torch in args.torch:
+        for python in args.python:
+            known_results = {} if args.again else read_record()
+            parts = [part for part in args.parts if (python, torch, part) not in known_results]
             if parts:
-                wheel = wheel or build_wheel(asked.work)
-                test_pair(Pair(python, torch, asked.work, wheel), parts, asked.keep)
+                wheel = wheel or build_wheel(args.work)
+                test_pair(Pair(python, torch, args.work, wheel), parts, args.keep)
 
 
 if __name__ == "__main__":

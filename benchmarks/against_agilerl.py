@@ -54,10 +54,10 @@ def train_agilerl(seed: int, path: Path, args: argparse.Namespace) -> None:
         "--evaluation-seed": EVALUATION_SEED,
         "--out": path,
     }
-    words = [str(word) for option in options.items() for word in option]
+    option_args = [str(word) for option in options.items() for word in option]
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     environment["OMP_NUM_THREADS"] = "1"
-    subprocess.run([args.python, str(SCRIPT), *words], check=True, env=environment)
+    subprocess.run([args.python, str(SCRIPT), *option_args], check=True, env=environment)
 
 
 def train_ours(seed: int, path: Path, args: argparse.Namespace) -> None:
@@ -66,22 +66,24 @@ def train_ours(seed: int, path: Path, args: argparse.Namespace) -> None:
     from torchrl_marl.training.trainer import start_training
 
     with tempfile.TemporaryDirectory() as folder:
-        own = {"seed": 100 * seed, "total_frames": args.frames, "folder": f"{folder}/run"}
-        own |= {"logging.progress": False, "checkpoint.every_iterations": 0}
-        training = start_training(load_config(RECIPE, SETTINGS | own), None)
+        overrides = {"seed": 100 * seed, "total_frames": args.frames, "folder": f"{folder}/run"}
+        overrides |= {"logging.progress": False, "checkpoint.every_iterations": 0}
+        training = start_training(load_config(RECIPE, SETTINGS | overrides), None)
         began = time.perf_counter()
         while not training.done:
             training.step()
         seconds = time.perf_counter() - began
         training.end()
-        members = [measured(one, args.episodes) for one in training.run.members]
+        members = [
+            evaluate_member(member_run, args.episodes) for member_run in training.run.members
+        ]
         training.close()
     result = {"members": members, "frames": MEMBERS * training.frames, "seconds": seconds}
     path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
-def measured(run: Any, episodes: int) -> dict[str, float]:
-    """A member's own evaluation, and its return in the episodes that all play."""
+def evaluate_member(run: Any, episodes: int) -> dict[str, float]:
+    """Returns a member's own evaluation, and its returns in the episodes that all members play."""
     from torchrl.envs.utils import ExplorationType
 
     from torchrl_marl import TeamSpec
@@ -89,17 +91,17 @@ def measured(run: Any, episodes: int) -> dict[str, float]:
     env = run.make_env()
     side: Any = SimpleNamespace(team=TeamSpec.from_env(env), policy=run.policy)
     env.close()
-    played = Episodes(episodes, EVALUATION_SEED)
+    episodes_played = Episodes(episodes, EVALUATION_SEED)
     return {
         "fitness": run.summary["return_after"],
-        "return": played.play(acting(side, ExplorationType.DETERMINISTIC)),
-        "sampled": played.play(acting(side, ExplorationType.RANDOM)),
+        "return": episodes_played.play(acting(side, ExplorationType.DETERMINISTIC)),
+        "sampled": episodes_played.play(acting(side, ExplorationType.RANDOM)),
     }
 
 
 def results(args: argparse.Namespace, folder: Path) -> dict[str, list[Result]]:
     """Of each side and seed, in turn; from an earlier run or from one now."""
-    found: dict[str, list[Result]] = {OURS: [], THEIRS: []}
+    results_of_sides: dict[str, list[Result]] = {OURS: [], THEIRS: []}
     for seed in args.seeds:
         for name, train in ((OURS, train_ours), (THEIRS, train_agilerl)):
             file = f"{'ours' if name == OURS else 'agilerl'}_{args.frames}_seed{seed}.json"
@@ -107,44 +109,48 @@ def results(args: argparse.Namespace, folder: Path) -> dict[str, list[Result]]:
             if not path.is_file():
                 print(f"{name}, seed {seed} ...", file=sys.stderr)
                 train(seed, path, args)
-            found[name].append(json.loads(path.read_text(encoding="utf-8")))
-    return found
+            results_of_sides[name].append(json.loads(path.read_text(encoding="utf-8")))
+    return results_of_sides
 
 
-def speed_table(found: dict[str, list[Result]]) -> str:
+def speed_table(results_of_sides: dict[str, list[Result]]) -> str:
     """A row for each side."""
     rates = {
-        name: [result["frames"] / result["seconds"] for result in each]
-        for name, each in found.items()
+        name: [result["frames"] / result["seconds"] for result in results]
+        for name, results in results_of_sides.items()
     }
     ratios = [ours / theirs for ours, theirs in zip(rates[OURS], rates[THEIRS])]
     rows = [
         [
             name,
-            f"{statistics.median(own):,.0f}",
-            mean_and_range(ratios if name == OURS else [1.0] * len(own)),
-            f"{found[name][0]['frames']:,}",
-            mean_and_range([result["seconds"] for result in found[name]], ".0f"),
+            f"{statistics.median(own_rates):,.0f}",
+            mean_and_range(ratios if name == OURS else [1.0] * len(own_rates)),
+            f"{results_of_sides[name][0]['frames']:,}",
+            mean_and_range([result["seconds"] for result in results_of_sides[name]], ".0f"),
         ]
-        for name, own in rates.items()
+        for name, own_rates in rates.items()
     ]
     header = ["", "env steps/s of all members", "times AgileRL", "env steps", "seconds"]
     return report.markdown_table(header, rows)
 
 
-def learning_table(found: dict[str, list[Result]], args: argparse.Namespace) -> str:
+def learning_table(results_of_sides: dict[str, list[Result]], args: argparse.Namespace) -> str:
     """A row for each side, and for what it is to be compared with."""
     rows = []
-    for name, each in found.items():
-        best = [max(result["members"], key=lambda member: member["fitness"]) for result in each]
-        every = [statistics.fmean(m["return"] for m in result["members"]) for result in each]
+    for name, results in results_of_sides.items():
+        fittest = [
+            max(result["members"], key=lambda member: member["fitness"]) for result in results
+        ]
+        mean_returns = [
+            statistics.fmean(m["return"] for m in result["members"]) for result in results
+        ]
         rows.append(
             [
                 name,
-                mean_and_range([member["return"] for member in best]),
-                mean_and_range([member["sampled"] for member in best]),
-                mean_and_range(every),
-                f"{each[0]['frames']:,}",
+                mean_and_range([member["return"] for member in fittest]),
+                mean_and_range([member["sampled"] for member in fittest]),
+                mean_and_range(mean_returns),
+                f"{results[0]['frames']:,}",
             ]
         )
     episodes = Episodes(args.episodes, EVALUATION_SEED)
@@ -154,12 +160,12 @@ def learning_table(found: dict[str, list[Result]], args: argparse.Namespace) -> 
     return report.markdown_table(header, rows)
 
 
-def publish(found: dict[str, list[Result]], args: argparse.Namespace) -> None:
+def publish(results_of_sides: dict[str, list[Result]], args: argparse.Namespace) -> None:
     """Prints and writes."""
-    theirs = found[THEIRS][0]
-    sections = [("Env steps a second", speed_table(found))]
+    theirs = results_of_sides[THEIRS][0]
+    sections = [("Env steps a second", speed_table(results_of_sides))]
     if args.section == "learning":
-        sections = [("Return", learning_table(found, args))]
+        sections = [("Return", learning_table(results_of_sides, args))]
     report.publish(
         f"against_agilerl_{args.section}",
         "A population of eight on mpe2's simple_speaker_listener: ours and AgileRL's",
@@ -213,8 +219,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.results or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        found = results(args, folder)
-    publish(found, args)
+        results_of_sides = results(args, folder)
+    publish(results_of_sides, args)
 
 
 if __name__ == "__main__":

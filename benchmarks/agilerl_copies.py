@@ -14,7 +14,7 @@ from importlib.metadata import version
 import foreign
 
 
-def make_world():
+def make_env():
     """One copy."""
     from mpe2 import simple_speaker_listener_v4
 
@@ -26,7 +26,7 @@ def make_stepper(args: argparse.Namespace) -> Callable[[], None]:
     import numpy as np
     from agilerl.vector import AsyncPettingZooVecEnv
 
-    env = AsyncPettingZooVecEnv([make_world] * args.envs)
+    env = AsyncPettingZooVecEnv([make_env] * args.envs)
     env.reset(seed=0)
     generator = np.random.default_rng(0)
     sizes = {agent: env.single_action_space(agent).shape for agent in env.agents}

@@ -24,7 +24,7 @@ from agilerl.hpo.mutation import Mutations
 from agilerl.hpo.tournament import TournamentSelection
 from agilerl.training.train_multi_agent_on_policy import train_multi_agent_on_policy
 from agilerl.vector import AsyncPettingZooVecEnv
-from agilerl_speaker_listener import EVO_STEPS, N_ENVS, PACKAGES, SETTINGS, MeasuredIPPO, make_world
+from agilerl_speaker_listener import EVO_STEPS, N_ENVS, PACKAGES, SETTINGS, MeasuredIPPO, make_env
 from mpe2_episodes import Episodes
 
 # configs/training/ippo.yaml of AgileRL's repository: limits of what mutates, chances of mutations.
@@ -45,8 +45,8 @@ CHANCES = {
 }
 
 
-class Race:
-    """The clock of a population, its env steps, and its members as they were tested last."""
+class PopulationProgress:
+    """Training time of a population, its env steps, and its members at their last test."""
 
     def __init__(self, members: int) -> None:
         self.members = members
@@ -79,27 +79,27 @@ class Race:
 class Member(MeasuredIPPO):
     """IPPO that is tested as AgileRL does it."""
 
-    race: Race
+    progress: PopulationProgress
     seconds = 0.0
 
     def test(self, *args: Any, **kwargs: Any) -> float:
         """Tests it, which gives its fitness."""
         fitness = IPPO.test(self, *args, **kwargs)
-        type(self).race.add(fitness, self)
+        type(self).progress.add(fitness, self)
         return fitness
 
     def finalize_training_step(self, steps: int) -> None:
         """Counts env steps."""
-        type(self).race.frames += steps
+        type(self).progress.frames += steps
         super().finalize_training_step(steps)
 
 
-def train(args: argparse.Namespace) -> Race:
+def train(args: argparse.Namespace) -> PopulationProgress:
     """One population."""
     random.seed(args.seed)
     np.random.seed(args.seed)
     torch.manual_seed(args.seed)
-    env = AsyncPettingZooVecEnv([make_world for _ in range(N_ENVS)])
+    env = AsyncPettingZooVecEnv([make_env for _ in range(N_ENVS)])
     env.reset(seed=args.seed)
     population = Member.population(
         args.members,
@@ -110,7 +110,7 @@ def train(args: argparse.Namespace) -> Race:
         torch_compiler=args.compile,
         **SETTINGS["ippo"],
     )
-    Member.race = Race(args.members)
+    Member.progress = PopulationProgress(args.members)
     train_multi_agent_on_policy(
         env,
         "simple_speaker_listener_v4",
@@ -122,8 +122,8 @@ def train(args: argparse.Namespace) -> Race:
         mutation=Mutations(**CHANCES, rand_seed=args.seed),
         verbose=False,
     )
-    Member.race.stop()
-    return Member.race
+    Member.progress.stop()
+    return Member.progress
 
 
 def main() -> None:
@@ -140,7 +140,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     warnings.filterwarnings("ignore")
-    race = train(args)
+    progress = train(args)
     result = {
         "versions": {"python": platform.python_version(), **{p: version(p) for p in PACKAGES}},
         "settings": {
@@ -153,9 +153,9 @@ def main() -> None:
             **{f"limits of {k}": [x["min"], x["max"]] for k, x in LIMITS.items()},
             **SETTINGS["ippo"],
         },
-        "members": race.measure(Episodes(args.episodes, args.evaluation_seed)),
-        "frames": race.frames,
-        "seconds": race.seconds,
+        "members": progress.measure(Episodes(args.episodes, args.evaluation_seed)),
+        "frames": progress.frames,
+        "seconds": progress.seconds,
     }
     args.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 

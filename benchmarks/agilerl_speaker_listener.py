@@ -109,8 +109,8 @@ class Measured:
         states = torch.get_rng_state(), np.random.get_state(), random.getstate()
         self.set_training_mode(False)
         point = {
-            "return": self.episodes.play(self.likeliest),
-            "sampled": self.episodes.play(lambda seen: self.get_action(seen)[0]),
+            "return": self.episodes.play(self.deterministic_actions),
+            "sampled": self.episodes.play(lambda observations: self.get_action(observations)[0]),
             "seconds": round(self.seconds, 1),
         }
         self.set_training_mode(True)
@@ -119,18 +119,18 @@ class Measured:
         random.setstate(states[2])
         return point
 
-    def likeliest(self, seen: Arrays) -> Arrays:
-        """What the actor thinks best; without exploration where it is deterministic."""
-        return self.get_action(seen)[0]
+    def deterministic_actions(self, observations: Arrays) -> Arrays:
+        """Returns the actions of a deterministic actor, without exploration noise."""
+        return self.get_action(observations)[0]
 
 
 class MeasuredIPPO(Measured, IPPO):
     """IPPO, measured."""
 
-    def likeliest(self, seen: Arrays) -> Arrays:
+    def deterministic_actions(self, observations: Arrays) -> Arrays:
         """The means of the actors' normal distributions."""
         actions = {}
-        for name, ready in self.preprocess_observation(seen, list(seen)).items():
+        for name, ready in self.preprocess_observation(observations, list(observations)).items():
             with torch.no_grad():
                 self.actors[name](ready)
             actions[name] = self.actors[name].head_net.dist.mu.numpy()
@@ -148,7 +148,7 @@ class MeasuredMATD3(Measured, MATD3):
 MEASURED = {"ippo": MeasuredIPPO, "maddpg": MeasuredMADDPG, "matd3": MeasuredMATD3}
 
 
-def make_world() -> Any:
+def make_env() -> Any:
     """A copy of the environment."""
     return simple_speaker_listener_v4.parallel_env(continuous_actions=True)
 
@@ -158,7 +158,7 @@ def train(args: argparse.Namespace) -> Any:
     random.seed(args.seed)
     np.random.seed(args.seed)
     torch.manual_seed(args.seed)
-    env = AsyncPettingZooVecEnv([make_world for _ in range(N_ENVS)])
+    env = AsyncPettingZooVecEnv([make_env for _ in range(N_ENVS)])
     env.reset(seed=args.seed)
     settings = dict(SETTINGS[args.algorithm])
     if args.algorithm != "ippo":
@@ -170,12 +170,12 @@ def train(args: argparse.Namespace) -> Any:
         **settings,
     )
     agent.begin(args)
-    words = env, "simple_speaker_listener_v4", args.algorithm.upper(), [agent]
+    positional = env, "simple_speaker_listener_v4", args.algorithm.upper(), [agent]
     steps = {"max_steps": args.frames, "evo_steps": EVO_STEPS, "verbose": False}
     if args.algorithm == "ippo":
-        train_multi_agent_on_policy(*words, **steps)
+        train_multi_agent_on_policy(*positional, **steps)
     else:
-        train_multi_agent_off_policy(*words, ReplayBuffer(max_size=N_STORED), **steps)
+        train_multi_agent_off_policy(*positional, ReplayBuffer(max_size=N_STORED), **steps)
     return agent
 
 

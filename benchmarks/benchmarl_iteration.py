@@ -29,7 +29,7 @@ from torchrl import logger as torchrl_logger
 PACKAGES = ("benchmarl", "torchrl", "tensordict", "torch", "vmas")
 
 
-class Turns(Callback):
+class WaitBetweenIterations(Callback):
     """Waits after every iteration until the next one is asked for."""
 
     def __init__(self, channel: foreign.Channel, facts: dict[str, Any]) -> None:
@@ -119,7 +119,7 @@ def main() -> None:
             critic_model_config=critic,
             seed=0,
             config=config,
-            callbacks=[Turns(channel, facts)],
+            callbacks=[WaitBetweenIterations(channel, facts)],
         ).run()
 
 

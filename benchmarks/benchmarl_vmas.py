@@ -94,8 +94,8 @@ def evaluate(
         alive = torch.ones(env.batch_size, dtype=torch.bool)
         for _ in range(steps):
             state = env.step(policy(state))
-            own = [state["next", group, "reward"].squeeze(-1) for group in env.group_map]
-            rewards.append(torch.cat(own, -1).mean(-1))
+            group_rewards = [state["next", group, "reward"].squeeze(-1) for group in env.group_map]
+            rewards.append(torch.cat(group_rewards, -1).mean(-1))
             running.append(alive)
             alive = alive & ~state["next", "done"].squeeze(-1)
             state = step_mdp(state)
@@ -145,8 +145,10 @@ class Evaluation(Callback):
         found = evaluate(
             self.env, self.experiment.policy, self.args.evaluation_seed, self.experiment.max_steps
         )
-        self.episodes = {name: [round(x, 4) for x in own.tolist()] for name, own in found.items()}
-        point = {name: own.mean().item() for name, own in found.items() if name != "starts"}
+        self.episodes = {
+            name: [round(x, 4) for x in values.tolist()] for name, values in found.items()
+        }
+        point = {name: values.mean().item() for name, values in found.items() if name != "starts"}
         self.curve.append(
             {"frames": frames, **point, "seconds_training": round(self.seconds_training, 3)}
         )
@@ -163,12 +165,12 @@ def read_settings(texts: list[str], known: dict[str, Any]) -> dict[str, Any]:
     return {name: json.loads(value.lower()) for name, value in settings.items()}
 
 
-def plain(value: Any) -> Any:
+def to_jsonable(value: Any) -> Any:
     """``value`` as something JSON can hold."""
     if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): to_jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [to_jsonable(item) for item in value]
     if isinstance(value, type):
         return f"{value.__module__}.{value.__qualname__}"
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
@@ -226,7 +228,7 @@ def main() -> None:
     }
     for name, value in overrides.items():
         setattr(config, name, value)
-    settings = plain(
+    settings = to_jsonable(
         {
             "task": f"{task.env_name()}/{task.name.lower()}",
             "task_config": task.config,

@@ -77,8 +77,8 @@ class Work:
         return max(self.bytes / rates.copy, computing)
 
     def __add__(self, other: Work) -> Work:
-        mine, others = dataclasses.astuple(self), dataclasses.astuple(other)
-        return Work(*(a + b for a, b in zip(mine, others)))
+        own_fields, other_fields = dataclasses.astuple(self), dataclasses.astuple(other)
+        return Work(*(a + b for a, b in zip(own_fields, other_fields)))
 
     def __rmul__(self, times: float) -> Work:
         return Work(*(times * x for x in dataclasses.astuple(self)))
@@ -170,13 +170,13 @@ def measure(device: str, quick: bool = False) -> Rates:
         **common,
         sync=1e6 * _seconds(lambda: tiny.item(), quick, repeat=200),
         upload=1e6 * _seconds(lambda: torch.tensor(1.0, device=device), quick, repeat=200),
-        node=1e6 * _seconds(_chain(tiny), quick) / CHAIN,
+        node=1e6 * _seconds(_time_dependent_kernels(tiny), quick) / CHAIN,
     )
 
 
 def _seconds(run: Callable[[], Any], quick: bool, repeat: int = 1) -> float:
     """The median of several measurements, each of ``repeat`` calls and one wait for the device."""
-    taken = []
+    measured_seconds = []
     for _ in range(3):
         run()
     for _ in range(5 if quick else 21):
@@ -185,8 +185,8 @@ def _seconds(run: Callable[[], Any], quick: bool, repeat: int = 1) -> float:
         for _ in range(repeat):
             run()
         report.wait_for_gpu()
-        taken.append((time.perf_counter() - began) / repeat)
-    return statistics.median(taken)
+        measured_seconds.append((time.perf_counter() - began) / repeat)
+    return statistics.median(measured_seconds)
 
 
 def _matmul_rates(device: str, quick: bool) -> dict[str, float]:
@@ -212,7 +212,7 @@ def _multiply(a: Any, b: Any, out: Any) -> Callable[[], Any]:
     return lambda: torch.mm(a, b, out=out)
 
 
-def _chain(tiny: Any) -> Callable[[], Any]:
+def _time_dependent_kernels(tiny: Any) -> Callable[[], Any]:
     """A replay of so many dependent kernels in one graph."""
     import torch
 
@@ -247,14 +247,14 @@ def rows(rates: Rates) -> list[list[str]]:
     return found
 
 
-def share(least: float, seconds: float) -> str:
+def share(lower_bound: float, seconds: float) -> str:
     """A fraction of a limit, in words.
 
     Examples:
         >>> share(0.5, 2.0), share(0.0001, 7.0)
         ('25 %', '0.0014 %')
     """
-    percent = 100 * least / seconds
+    percent = 100 * lower_bound / seconds
     digits = max(0, 1 - math.floor(math.log10(percent))) if percent > 0 else 0
     return f"{percent:.{digits}f} %"
 

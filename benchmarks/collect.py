@@ -122,9 +122,11 @@ def count_resets(args: argparse.Namespace) -> list[list[str]]:
         # The second of two such resets needs new starts for all; the next finds them drawn.
         resetters[OURS].reset_last()
         resetters[OURS].reset_last()
-        found = resetters[OURS].count(count)
-        drawn = resetters[OURS].count(count)
-        rows.append([f"{count}", resetters[BASELINE].count(count), found, drawn])
+        with_new_starts = resetters[OURS].count(count)
+        with_drawn_starts = resetters[OURS].count(count)
+        rows.append(
+            [f"{count}", resetters[BASELINE].count(count), with_new_starts, with_drawn_starts]
+        )
     return rows
 
 

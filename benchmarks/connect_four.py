@@ -66,7 +66,7 @@ def play(policy: Any, side: str, games: int, workers: int, deterministic: bool) 
     results = []
     with torch.no_grad(), set_exploration_type(mode):
         for _ in range(0, games, COPIES):
-            results.append(first_games(env, against_random(env, policy, side))[side])
+            results.append(returns_of_first_games(env, against_random(env, policy, side))[side])
     env.close()
     result = torch.cat(results)[:games]
     return [100 * (result == x).float().mean().item() for x in (1.0, 0.0, -1.0)]
@@ -82,7 +82,7 @@ def against_random(env: Any, policy: Any, side: str) -> Callable[[Any], Any]:
     return act
 
 
-def first_games(env: Any, act: Any) -> dict[str, Any]:
+def returns_of_first_games(env: Any, act: Any) -> dict[str, Any]:
     """What each side earns in one game of each copy, ``[E]``."""
     import torch
 
@@ -100,13 +100,15 @@ def first_games(env: Any, act: Any) -> dict[str, Any]:
 # -------------------------------------------------------------------------------------- credit
 
 
-def credited(games: int, workers: int) -> dict[str, int]:
+def count_credited_games(games: int, workers: int) -> dict[str, int]:
     """Over random games: how many there are, and how many each side is credited exactly."""
     env, counts = make_games(workers), dict.fromkeys(("games", "draws", *SIDES), 0)
     for _ in range(0, games, COPIES):
         td = env.rollout(LONGEST, break_when_any_done=False)
         end = td["next", "done"].flatten(1).int().argmax(1)
-        result = result_of(td["next", "player_0", "observation"][range(len(end)), end].squeeze(1))
+        result = outcome_of_board(
+            td["next", "player_0", "observation"][range(len(end)), end].squeeze(1)
+        )
         counts["games"] += len(end)
         counts["draws"] += int((result == 0).sum())
         for side, expected in zip(SIDES, (result, -result)):
@@ -131,7 +133,7 @@ def advantage_of_first_move(env: Any, td: Any, side: str) -> Any:
     return td[side, "advantage"].flatten(1).gather(1, first).squeeze(1)
 
 
-def result_of(board: Any) -> Any:
+def outcome_of_board(board: Any) -> Any:
     """1 where the first plane of ``[E, 6, 7, 2]`` has four in a row, -1 the second, 0 nobody."""
     import torch
 
@@ -167,8 +169,8 @@ def train(seed: int, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     for side in SIDES:
         shares = play(run.policy, side, args.games, args.workers, True)
         sampled = play(run.policy, side, args.games, args.workers, False)
-        chance = play(untrained, side, args.games, args.workers, False)
-        rows[side] = [*shares, sampled[0], chance[0]]
+        untrained_result = play(untrained, side, args.games, args.workers, False)
+        rows[side] = [*shares, sampled[0], untrained_result[0]]
     return {**run.summary, "threads": run.config.threads, "rows": rows}
 
 
@@ -209,7 +211,7 @@ def main() -> None:
     sections = [
         (f"Games against a random player, {args.games:,} a side", games_table(summaries)),
         ("Training", training_table(summaries)),
-        ("Credit over random games", credit_table(credited(args.games, args.workers))),
+        ("Credit over random games", credit_table(count_credited_games(args.games, args.workers))),
         ("Moves per second", speed_table(2 if args.quick else 100)),
     ]
     report.publish(

@@ -35,29 +35,31 @@ def with_interval(row: dict[str, str], name: str) -> str:
     return f"{float(value):.2f}{interval}"
 
 
-def lines_of(folder: Path) -> list[tuple[str, list[str]]]:
+def table_rows_of(folder: Path) -> list[tuple[str, list[str]]]:
     """Returns the task and the row of the table for each task and algorithm of a suite."""
     runs, found = rows_of(folder / "results.csv"), []
     for row in rows_of(folder / "crossplay.csv"):
-        own = [x for x in runs if (x["task"], x["algorithm"]) == (row["task"], row["algorithm"])]
-        own = [x for x in own if x["state"] == "finished"]
-        config = read_run_config(folder / own[0]["folder"])
+        runs_of_algorithm = [
+            x for x in runs if (x["task"], x["algorithm"]) == (row["task"], row["algorithm"])
+        ]
+        runs_of_algorithm = [x for x in runs_of_algorithm if x["state"] == "finished"]
+        config = read_run_config(folder / runs_of_algorithm[0]["folder"])
         name = row["algorithm"].removesuffix("_other_play")
         name += " with Other-Play" if config.env.other_play else ""
-        total = statistics.fmean(float(x["seconds"]) for x in own)
-        ends = statistics.fmean(float(x["return_after"]) for x in own)
+        total = statistics.fmean(float(x["seconds"]) for x in runs_of_algorithm)
+        ends = statistics.fmean(float(x["return_after"]) for x in runs_of_algorithm)
         scores = [with_interval(row, one) for one in ("self_play", "cross_play")]
-        seen = [f"{config.total_frames:,}", row["seeds"], row["episodes"]]
-        found.append((row["task"], [name, *seen, f"{ends:.2f}", *scores, f"{total:.0f}"]))
+        counts = [f"{config.total_frames:,}", row["seeds"], row["episodes"]]
+        found.append((row["task"], [name, *counts, f"{ends:.2f}", *scores, f"{total:.0f}"]))
     return found
 
 
 def settings_of(folder: Path) -> str:
     """Returns the settings that the user gave for all runs of a suite."""
-    given = json.loads((folder / "suite.json").read_text(encoding="utf-8"))
-    own = flatten(normalized(TrainConfig, given["settings"]))
-    text = " ".join(f"{key}={value}" for key, value in own.items())
-    return f"tasks={','.join(given['tasks'])} algorithms={','.join(given['algorithms'])} {text}"
+    suite = json.loads((folder / "suite.json").read_text(encoding="utf-8"))
+    user_settings = flatten(normalized(TrainConfig, suite["settings"]))
+    text = " ".join(f"{key}={value}" for key, value in user_settings.items())
+    return f"tasks={','.join(suite['tasks'])} algorithms={','.join(suite['algorithms'])} {text}"
 
 
 def main() -> None:
@@ -65,11 +67,14 @@ def main() -> None:
     parser = report.parser(__doc__, threads=(1,))
     parser.add_argument("suites", nargs="+", type=Path)
     args = parser.parse_args()
-    lines = [line for folder in args.suites for line in lines_of(folder)]
+    lines = [line for folder in args.suites for line in table_rows_of(folder)]
     header = ["algorithm", "frames", "seeds", "episodes a pair", "return"]
     header += ["with itself", "with others", "seconds a seed"]
     tables = [
-        (task, report.markdown_table(header, [row for own, row in lines if own == task]))
+        (
+            task,
+            report.markdown_table(header, [row for line_task, row in lines if line_task == task]),
+        )
         for task in dict.fromkeys(task for task, _ in lines)
     ]
     report.publish(

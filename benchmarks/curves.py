@@ -14,10 +14,10 @@ import report
 Result = dict[str, Any]
 
 
-def trained(
+def train_with_curve(
     recipe: str,
     overrides: dict[str, Any],
-    every: int,
+    frames_between_points: int,
     evaluation: Callable[[Any], Callable[[], Any]],
 ) -> Result:
     """Trains a recipe and returns its curve and its seconds, those of the evaluations left out.
@@ -25,7 +25,7 @@ def trained(
     Args:
         recipe (str): our recipe.
         overrides (dict): its other settings.
-        every (int): frames between evaluations.
+        frames_between_points (int): frames between evaluations.
         evaluation (callable): given the training, returns what measures its policy.
     """
     from torchrl_marl.recipes import load_config
@@ -42,7 +42,7 @@ def trained(
     curve = [point()]
     while not training.done:
         training.step()
-        if training.frames // every > curve[-1]["frames"] // every:
+        if training.frames // frames_between_points > curve[-1]["frames"] // frames_between_points:
             curve.append(point())
     training.close()
     return {"curve": curve, "seconds_training": round(training.seconds, 3)}

@@ -26,7 +26,7 @@ CRITICS: dict[str, dict[str, Any]] = {
 HEADER = ("critic", "seed", "who lives on", "who dies at once", "exact")
 
 
-def make_world(num_envs: int, seed: int) -> Any:
+def make_env(num_envs: int, seed: int) -> Any:
     """Environment whose observation has the time."""
     import torch
     from tensordict import TensorDict
@@ -43,18 +43,18 @@ def make_world(num_envs: int, seed: int) -> Any:
 
         def _reset(self, tensordict):
             self.time = torch.zeros(num_envs, 1)
-            return self._told()
+            return self._make_output()
 
         def _step(self, tensordict):
             self.time = self.time + 1
             ends = torch.tensor([False, True]).view(1, 2, 1)
             ends = ends | (self.time >= STEPS).unsqueeze(-1)
-            return self._told(reward=torch.ones(num_envs, 2, 1), terminated=ends)
+            return self._make_output(reward=torch.ones(num_envs, 2, 1), terminated=ends)
 
-        def _told(self, **entries):
+        def _make_output(self, **entries):
             time = self.time / STEPS
-            seen = time.unsqueeze(1).expand(-1, 2, 1)
-            return TensorDict({"pair": {"observation": seen, **entries}, "state": time})
+            observation = time.unsqueeze(1).expand(-1, 2, 1)
+            return TensorDict({"pair": {"observation": observation, **entries}, "state": time})
 
     return EarlyDeath()
 
@@ -69,7 +69,7 @@ def credit(settings: dict[str, Any], seed: int, iterations: int) -> list[float]:
     from torchrl_marl.modules import CriticConfig, NetworkConfig
 
     torch.manual_seed(seed)
-    env = make_world(32, seed)
+    env = make_env(32, seed)
     networks = {"actor": NetworkConfig([32]), "critic": CriticConfig([64, 64])}
     steps = {"lr": 1e-3, "minibatch_size": 240, "num_epochs": 6, "gamma": GAMMA}
     config = OnPolicyConfig(**networks, **steps, **settings)

@@ -53,8 +53,8 @@ def train(seed: int, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         overrides["threads"] = args.threads
     began = time.perf_counter()
     run = torchrl_marl.train(args.recipe, seed=seed, folder=str(folder), **overrides)
-    whole = time.perf_counter() - began
-    return {**run.summary, "whole": whole, "threads": run.config.threads}
+    total_seconds = time.perf_counter() - began
+    return {**run.summary, "whole": total_seconds, "threads": run.config.threads}
 
 
 def rows_of(summaries: list[dict[str, Any]]) -> list[list[str]]:
@@ -140,8 +140,8 @@ def draw(folders: list[Path], args: argparse.Namespace) -> Path:
     """Draws all seeds as one curve, into the results where they are written."""
     from torchrl_marl.apps.plotting import learning_curve
 
-    what = args.recipe if args.recipe != RECIPE else "default_recipe"
-    path = report.file_name(what, "png")
+    report_name = args.recipe if args.recipe != RECIPE else "default_recipe"
+    path = report.file_name(report_name, "png")
     if not args.write:
         path = folders[0].parent / path.name
     learning_curve(folders, path=path)

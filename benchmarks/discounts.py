@@ -29,7 +29,9 @@ VALUES = {
 }
 
 
-def trained(gamma: float, values: str, seed: int, frames: int, folder: Path) -> list[float]:
+def train_and_summarize(
+    gamma: float, values: str, seed: int, frames: int, folder: Path
+) -> list[float]:
     """Returns the return at the end, that at the worst moment, and a random policy's."""
     learner = {
         "algorithm": "ippo",
@@ -72,11 +74,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for gamma in DISCOUNTS:
             for values in VALUES:
-                own = [
-                    trained(gamma, values, seed, args.frames, Path(folder)) for seed in args.seeds
+                summaries = [
+                    train_and_summarize(gamma, values, seed, args.frames, Path(folder))
+                    for seed in args.seeds
                 ]
-                after, worst, _ = (", ".join(f"{x:.1f}" for x in column) for column in zip(*own))
-                random = own[0][-1]
+                after, worst, _ = (
+                    ", ".join(f"{x:.1f}" for x in column) for column in zip(*summaries)
+                )
+                random = summaries[0][-1]
                 rows.append([f"{gamma}", values, after, worst])
                 print(rows[-1], flush=True)
     header = ["discount", "values", "return at the end", "at the worst moment"]

@@ -30,7 +30,7 @@ EXECUTIONS = ("compile", "trace", "eager")
 
 
 @contextlib.contextmanager
-def served(execution: str) -> Iterator[Any]:
+def serve_policy(execution: str) -> Iterator[Any]:
     """Gives a server behind a door."""
     import numpy as np
     import torch
@@ -57,7 +57,7 @@ def served(execution: str) -> Iterator[Any]:
         door.close()
 
 
-def played(door: Any, n: int, seconds: float) -> dict[str, float]:
+def play_clients(door: Any, n: int, seconds: float) -> dict[str, float]:
     """Lets n clients play, and returns what it took them and the server."""
     command = [sys.executable, str(CLIENTS), "play", str(door.port), str(n), str(seconds)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -65,14 +65,14 @@ def played(door: Any, n: int, seconds: float) -> dict[str, float]:
     found: dict[str, Any] = {}
     counts = door.server.counts
     for line in process.stdout:
-        said = json.loads(line)
-        if said.get("now") == "measured":
+        message = json.loads(line)
+        if message.get("now") == "measured":
             cpu, steps, batches = time.process_time(), counts["steps"], counts["batches"]
-        elif said.get("now") == "over":
+        elif message.get("now") == "over":
             cpu, steps = time.process_time() - cpu, counts["steps"] - steps
             batches = counts["batches"] - batches
         else:
-            found = said
+            found = message
     process.wait()
     return {**found, "cpu": cpu / steps * 1e6, "batch": steps / batches}
 
@@ -81,14 +81,14 @@ def latencies(args: argparse.Namespace) -> list[list[str]]:
     """A row for each number of clients and each execution."""
     rows = []
     for execution in args.executions:
-        with served(execution) as door:
+        with serve_policy(execution) as door:
             for n in args.clients:
-                found = played(door, n, args.seconds)
-                rows.append([execution, str(n), *_texts(found)])
+                found = play_clients(door, n, args.seconds)
+                rows.append([execution, str(n), *_format_cells(found)])
     return rows
 
 
-def _texts(found: dict[str, float]) -> list[str]:
+def _format_cells(found: dict[str, float]) -> list[str]:
     return [
         f"{found['rate']:,.0f}",
         f"{found['p50']:.2f}",
@@ -99,25 +99,25 @@ def _texts(found: dict[str, float]) -> list[str]:
     ]
 
 
-def disturbed(args: argparse.Namespace) -> list[list[str]]:
-    """A row for 8 clients alone, and one beside each who disturbs."""
-    rows, alone = [], 0.0
-    with served(args.executions[0]) as door:
-        for who in ("nobody", "bad", "flood", "slow"):
-            with _beside(who, door.port):
-                found = played(door, 8, args.seconds)
-            alone = alone or found["p50"]
-            name = "slow reader" if who == "slow" else who
-            rows.append([name, *_texts(found)[:3], f"{found['p50'] / alone:.2f}"])
+def measure_disturbances(args: argparse.Namespace) -> list[list[str]]:
+    """Returns a row for 8 clients alone, and one beside each kind of disturbing client."""
+    rows, undisturbed = [], 0.0
+    with serve_policy(args.executions[0]) as door:
+        for disturber in ("nobody", "bad", "flood", "slow"):
+            with _running_disturber(disturber, door.port):
+                found = play_clients(door, 8, args.seconds)
+            undisturbed = undisturbed or found["p50"]
+            name = "slow reader" if disturber == "slow" else disturber
+            rows.append([name, *_format_cells(found)[:3], f"{found['p50'] / undisturbed:.2f}"])
     return rows
 
 
 @contextlib.contextmanager
-def _beside(who: str, port: int) -> Iterator[None]:
-    if who == "nobody":
+def _running_disturber(disturber: str, port: int) -> Iterator[None]:
+    if disturber == "nobody":
         yield
         return
-    process = subprocess.Popen([sys.executable, str(CLIENTS), who, str(port)])
+    process = subprocess.Popen([sys.executable, str(CLIENTS), disturber, str(port)])
     time.sleep(0.5)
     try:
         assert process.poll() is None
@@ -137,12 +137,17 @@ def main() -> None:
     if args.quick:
         args.write, args.seconds, args.executions = False, 0.5, ["trace"]
     header = ["steps/s", "p50 ms", "p99 ms"]
-    more = ["a batch", "server us a step", "client us a step"]
+    load_columns = ["a batch", "server us a step", "client us a step"]
     sections = [
-        ("Clients", report.markdown_table(["policy", "clients", *header, *more], latencies(args))),
+        (
+            "Clients",
+            report.markdown_table(["policy", "clients", *header, *load_columns], latencies(args)),
+        ),
         (
             "8 clients beside somebody who disturbs",
-            report.markdown_table(["beside them", *header, "times p50 alone"], disturbed(args)),
+            report.markdown_table(
+                ["beside them", *header, "times p50 alone"], measure_disturbances(args)
+            ),
         ),
     ]
     report.publish("door", "A door", sections, {}, TEXT, write=args.write)

@@ -24,21 +24,21 @@ AGENTS = {"walker": {"n": AGENTS_N, "observation": SEEN, "action": DONE}}
 _LENGTH = struct.Struct("<I")
 
 
-def framed(message: dict[str, Any]) -> bytes:
-    """Returns a message as it is sent."""
+def frame_message(message: dict[str, Any]) -> bytes:
+    """Returns a message as bytes, with its length in front."""
     body = msgpack.packb(message)
     return _LENGTH.pack(len(body)) + body
 
 
 class Player(asyncio.Protocol):
-    """A simulator without a world: sends its next step with every answer."""
+    """A client without a simulator: it answers every action with a prepared step."""
 
     def __init__(self, name: str) -> None:
-        draw = np.random.default_rng(abs(hash(name)) % 2**32)
-        seen = draw.standard_normal((AGENTS_N, SEEN)).astype("<f4")
+        rng = np.random.default_rng(abs(hash(name)) % 2**32)
+        observations = rng.standard_normal((AGENTS_N, SEEN)).astype("<f4")
         self.name, self.data, self.t = name, b"", 0
-        self.seen = {f"walker_{i}": own.tobytes() for i, own in enumerate(seen)}
-        self.rewards = dict.fromkeys(self.seen, 0.5)
+        self.observations = {f"walker_{i}": row.tobytes() for i, row in enumerate(observations)}
+        self.rewards = dict.fromkeys(self.observations, 0.5)
         self.sent, self.times, self.until = 0.0, [], float("inf")
         self.welcome = asyncio.get_running_loop().create_future()
         self.over = asyncio.get_running_loop().create_future()
@@ -61,7 +61,7 @@ class Player(asyncio.Protocol):
         kind = message["type"]
         if kind == "nonce":
             hello = {"type": "hello", "protocol": 1, "client": self.name, "agents": AGENTS}
-            self.transport.write(framed(hello))
+            self.transport.write(frame_message(hello))
         elif kind == "welcome":
             self.welcome.set_result(None)
         elif kind == "error":
@@ -76,10 +76,10 @@ class Player(asyncio.Protocol):
 
     def step(self) -> None:
         """Sends the next step."""
-        message = {"type": "step", "episode": 1, "t": self.t, "observations": self.seen}
+        message = {"type": "step", "episode": 1, "t": self.t, "observations": self.observations}
         self.t += 1
         self.sent = time.perf_counter()
-        self.transport.write(framed({**message, "rewards": self.rewards}))
+        self.transport.write(frame_message({**message, "rewards": self.rewards}))
 
 
 async def play(port: int, n: int, seconds: float) -> dict[str, Any]:
@@ -116,74 +116,79 @@ async def play(port: int, n: int, seconds: float) -> dict[str, Any]:
 # --------------------------------------------------------------------------- those who disturb
 
 
-def joined(port: int, name: str) -> socket.socket:
+def connect_client(port: int, name: str) -> socket.socket:
     """Returns the connection of a client that the server has taken in."""
-    own = socket.create_connection(("127.0.0.1", port))
-    read(own)
+    connection = socket.create_connection(("127.0.0.1", port))
+    read_message(connection)
     hello = {"type": "hello", "protocol": 1, "client": name, "agents": AGENTS}
-    own.sendall(framed(hello))
-    read(own)
-    return own
+    connection.sendall(frame_message(hello))
+    read_message(connection)
+    return connection
 
 
-def read(own: socket.socket) -> None:
+def read_message(connection: socket.socket) -> None:
     """Reads a message."""
-    (size,) = _LENGTH.unpack(own.recv(4, socket.MSG_WAITALL))
-    own.recv(size, socket.MSG_WAITALL)
+    (size,) = _LENGTH.unpack(connection.recv(4, socket.MSG_WAITALL))
+    connection.recv(size, socket.MSG_WAITALL)
 
 
-def a_step() -> bytes:
+def encode_step() -> bytes:
     """Returns a step that may be sent again and again: the server counts it once."""
-    seen = {f"walker_{i}": bytes(4 * SEEN) for i in range(AGENTS_N)}
-    return framed({"type": "step", "episode": 1, "t": 0, "observations": seen})
+    observations = {f"walker_{i}": bytes(4 * SEEN) for i in range(AGENTS_N)}
+    return frame_message({"type": "step", "episode": 1, "t": 0, "observations": observations})
 
 
-def bad(port: int) -> Iterator[None]:
+def send_bad_messages(port: int) -> Iterator[None]:
     """Comes with a wrong hello, random bytes, other agents, again and again."""
-    draw = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     while True:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)) as own:
-            read(own)
-            own.sendall(_LENGTH.pack(100) + draw.bytes(100))
-            own.recv(1000)
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection(("127.0.0.1", port)) as connection,
+        ):
+            read_message(connection)
+            connection.sendall(_LENGTH.pack(100) + rng.bytes(100))
+            connection.recv(1000)
         yield
         time.sleep(0.01)
 
 
-def flood(port: int) -> Iterator[None]:
+def flood_server(port: int) -> Iterator[None]:
     """Sends the same step as often as the line takes it, and reads the answers."""
-    own, data, left = joined(port, "flood"), a_step() * 50, b""
-    own.setblocking(False)
+    connection, data, unsent = connect_client(port, "flood"), encode_step() * 50, b""
+    connection.setblocking(False)
     while True:
-        left = left or data
+        unsent = unsent or data
         with contextlib.suppress(BlockingIOError):
-            left = left[own.send(left) :]
+            unsent = unsent[connection.send(unsent) :]
         with contextlib.suppress(BlockingIOError):
-            while own.recv(1 << 16):
+            while connection.recv(1 << 16):
                 pass
         yield
 
 
-def slow(port: int) -> Iterator[None]:
+def send_without_reading(port: int) -> Iterator[None]:
     """Sends the same step as often as the line takes it, and never reads; then comes back."""
-    data = a_step() * 50
+    data = encode_step() * 50
     for i in range(1_000_000):
-        with contextlib.suppress(OSError), joined(port, f"slow{i}") as own:
-            own.settimeout(0.2)
+        with contextlib.suppress(OSError), connect_client(port, f"slow{i}") as connection:
+            connection.settimeout(0.2)
             while True:
-                own.sendall(data)
+                connection.sendall(data)
                 yield
         yield
 
 
 def main() -> None:
     """``play PORT N SECONDS``, or ``bad``, ``flood`` or ``slow PORT``, until it is killed."""
-    what, port, *rest = sys.argv[1:]
-    if what == "play":
+    mode, port, *rest = sys.argv[1:]
+    if mode == "play":
         found = asyncio.run(play(int(port), int(rest[0]), float(rest[1])))
         print(json.dumps(found), flush=True)
         return
-    for _ in {"bad": bad, "flood": flood, "slow": slow}[what](int(port)):
+    for _ in {"bad": send_bad_messages, "flood": flood_server, "slow": send_without_reading}[mode](
+        int(port)
+    ):
         pass
 
 

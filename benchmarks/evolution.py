@@ -35,18 +35,18 @@ def settings_of(arm: str, seed: int, args: argparse.Namespace) -> dict[str, Any]
     """What differs from the recipe."""
     from torchrl_marl.recipes import load_config
 
-    own: dict[str, Any] = {"seed": APART * seed, "total_frames": args.frames}
-    own |= {"logging.progress": False, "checkpoint.every_iterations": 0}
+    overrides: dict[str, Any] = {"seed": APART * seed, "total_frames": args.frames}
+    overrides |= {"logging.progress": False, "checkpoint.every_iterations": 0}
     if arm == "pbt":
-        return own
-    own["evolution.method"] = "none"
+        return overrides
+    overrides["evolution.method"] = "none"
     if arm == "random":
         population = load_config(RECIPE).population
-        own["population.vary"] = drawn(population.bounds(), population.size, seed)
-    return own
+        overrides["population.vary"] = draw_settings(population.bounds(), population.size, seed)
+    return overrides
 
 
-def drawn(bounds: Mapping[str, Any], size: int, seed: int) -> dict[str, list[float]]:
+def draw_settings(bounds: Mapping[str, Any], size: int, seed: int) -> dict[str, list[float]]:
     """Settings of each member, drawn from their ranges."""
     generator = random.Random(seed)
     found = {}
@@ -88,21 +88,21 @@ def results(args: argparse.Namespace, folder: Path) -> dict[str, list[Result]]:
 
 def interquartile_mean(values: list[float]) -> float:
     """The mean of the middle half of the values, as rliable has it."""
-    ordered, cut = sorted(values), len(values) // 4
-    return statistics.fmean(ordered[cut : len(ordered) - cut])
+    ordered, quarter = sorted(values), len(values) // 4
+    return statistics.fmean(ordered[quarter : len(ordered) - quarter])
 
 
 def row_of(name: str, found: list[Result]) -> list[str]:
     """A row of the table."""
     best = [result["best"] for result in found]
-    every = [x for result in found for x in result["members"]]
-    words = ", ".join(f"{x:.3f}" for x in best)
+    all_members = [x for result in found for x in result["members"]]
+    best_returns = ", ".join(f"{x:.3f}" for x in best)
     return [
         name,
         f"{statistics.fmean(best):.3f}",
-        words,
-        f"{interquartile_mean(every):.3f}",
-        f"{min(every):.2f}",
+        best_returns,
+        f"{interquartile_mean(all_members):.3f}",
+        f"{min(all_members):.2f}",
     ]
 
 

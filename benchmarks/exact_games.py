@@ -49,7 +49,7 @@ def games() -> dict[str, tuple[Any, float]]:
     }
 
 
-def make_world(payoff: Any, n_teams: int, num_envs: int) -> Any:
+def make_env(payoff: Any, n_teams: int, num_envs: int) -> Any:
     """Environment in which each group of two agents plays a separate game, state by state."""
     import torch
     from tensordict import TensorDict
@@ -64,30 +64,30 @@ def make_world(payoff: Any, n_teams: int, num_envs: int) -> Any:
     class Teams(MarlEnv):
         def __init__(self) -> None:
             super().__init__(num_envs, seed=0)
-            seen, action = Unbounded((n_places + 2,)), Categorical(n_actions)
+            observation, action = Unbounded((n_places + 2,)), Categorical(n_actions)
             for name in names:
-                self.register_agent(AgentSpec(name, 2, seen, action))
+                self.register_agent(AgentSpec(name, 2, observation, action))
 
         def _reset(self, tensordict):
             self.place = torch.zeros(num_envs, n_teams, dtype=torch.int64)
-            return self._told()
+            return self._make_output()
 
         def _step(self, tensordict):
             actions = torch.stack([tensordict[name, "action"] for name in names], 1)
             reward = payoff[self.place, actions[..., 0], actions[..., 1]]
             ended = (self.place > 0) | (n_places == 1)
             self.place = torch.where(ended, self.place, 1 + actions[..., 0])
-            out = self._told(reward=reward)
+            out = self._make_output(reward=reward)
             out["terminated"] = ended[:, :1]  # of all teams in the same step
             return out
 
-        def _told(self, reward=None):
+        def _make_output(self, reward=None):
             place = torch.nn.functional.one_hot(self.place % n_places, n_places).float()
-            who = torch.eye(2).expand(num_envs, 2, 2)
+            agent_ids = torch.eye(2).expand(num_envs, 2, 2)
             out = {}
             for i, name in enumerate(names):
-                seen = torch.cat([place[:, i].unsqueeze(1).expand(-1, 2, -1), who], -1)
-                out[name] = {"observation": seen}
+                observation = torch.cat([place[:, i].unsqueeze(1).expand(-1, 2, -1), agent_ids], -1)
+                out[name] = {"observation": observation}
                 if reward is not None:
                     out[name]["reward"] = reward[:, i].reshape(-1, 1, 1).repeat(1, 2, 1)
             return TensorDict(out, [num_envs])
@@ -95,7 +95,7 @@ def make_world(payoff: Any, n_teams: int, num_envs: int) -> Any:
     return Teams()
 
 
-def make_learner(world: Any, player: Player) -> Any:
+def make_learner(env: Any, player: Player) -> Any:
     """A learner of all teams; of the settings below it has those that its algorithm reads."""
     from torchrl_marl import TeamSpec
     from torchrl_marl.learners import build_learners
@@ -128,7 +128,7 @@ def make_learner(world: Any, player: Player) -> Any:
         )
     chosen |= player.differs
     config = dataclasses.replace(default, algorithm=player.algorithm, **chosen)
-    [learner] = build_learners(TeamSpec.from_env(world), config)
+    [learner] = build_learners(TeamSpec.from_env(env), config)
     return learner
 
 
@@ -141,28 +141,26 @@ def play(payoff: Any, player: Player, n_teams: int, n_batches: int) -> tuple[lis
     torch.manual_seed(0)
     began = time.perf_counter()
     n_steps = 1 if len(payoff) == 1 else 2
-    world = make_world(payoff, n_teams, N_ENVS // n_steps)
-    learner = make_learner(world, player)
-    collector = RolloutCollector(
-        world, TeamPolicy(learner.actors.values()), frames_per_batch=N_ENVS
-    )
+    env = make_env(payoff, n_teams, N_ENVS // n_steps)
+    learner = make_learner(env, player)
+    collector = RolloutCollector(env, TeamPolicy(learner.actors.values()), frames_per_batch=N_ENVS)
     for i in range(n_batches):
         learner.set_progress(i / n_batches)
         learner.learn(collector.next())
-    return earned(payoff, learner, n_teams), time.perf_counter() - began
+    return greedy_returns(payoff, learner, n_teams), time.perf_counter() - began
 
 
-def earned(payoff: Any, learner: Any, n_teams: int) -> list[float]:
+def greedy_returns(payoff: Any, learner: Any, n_teams: int) -> list[float]:
     """The return of each team's likeliest actions."""
     import torch
     from torchrl.envs.utils import ExplorationType, set_exploration_type
 
     from torchrl_marl.collectors import TeamPolicy
 
-    world = make_world(payoff, n_teams, 1)
+    env = make_env(payoff, n_teams, 1)
     policy = TeamPolicy(learner.actors.values())
     with set_exploration_type(ExplorationType.DETERMINISTIC), torch.no_grad():
-        steps = world.rollout(1 if len(payoff) == 1 else 2, policy)
+        steps = env.rollout(1 if len(payoff) == 1 else 2, policy)
     return [steps["next", f"team_{i}", "reward"][0, :, 0].sum().item() for i in range(n_teams)]
 
 

@@ -43,20 +43,20 @@ def play_one(port: int, number: int) -> None:
     from mpe2 import simple_spread_v3
     from torchrl_marl_client import Client
 
-    world = simple_spread_v3.parallel_env(continuous_actions=False)
+    env = simple_spread_v3.parallel_env(continuous_actions=False)
     agents = {"agent": {"n": 3, "observation": 18, "action": {"n_actions": 5}}}
     client = Client(port=port, agents=agents, name=f"spread{number}", patience=120.0)
     seed = 1000 * number
     try:
         while True:
             seed += 1
-            seen, _ = world.reset(seed=seed)
-            actions = client.begin(seen)
-            while world.agents:
-                seen, rewards, ended, cut, _ = world.step(actions)
-                if world.agents:
-                    actions = client.step(seen, rewards)
-            client.end(rewards, truncated=not all(ended.values()), observations=seen)
+            observations, _ = env.reset(seed=seed)
+            actions = client.begin(observations)
+            while env.agents:
+                observations, rewards, ended, truncated, _ = env.step(actions)
+                if env.agents:
+                    actions = client.step(observations, rewards)
+            client.end(rewards, truncated=not all(ended.values()), observations=observations)
     except (OSError, EOFError, RuntimeError):
         return
 
@@ -76,7 +76,7 @@ def settings(seed: int, frames: int, folder: Path) -> dict:
 def in_process(seed: int, frames: int, folder: Path) -> tuple[float, float]:
     """Returns the return at the end, and the seconds, of the recipe as it is."""
     env = {"num_envs": NUM_ENVS, "workers": 0}
-    return measured(torchrl_marl.train, RECIPE, env=env, **settings(seed, frames, folder))
+    return measure_training(torchrl_marl.train, RECIPE, env=env, **settings(seed, frames, folder))
 
 
 def through_clients(seed: int, frames: int, folder: Path) -> tuple[float, float]:
@@ -92,14 +92,16 @@ def through_clients(seed: int, frames: int, folder: Path) -> tuple[float, float]
     own = {"library": "external", "name": "spread", "num_envs": NUM_ENVS, "workers": 0}
     env = {**own, "max_steps": 100, "continuous_actions": True, "kwargs": {"port": port}}
     try:
-        return measured(torchrl_marl.train, RECIPE, env=env, **settings(seed, frames, folder))
+        return measure_training(
+            torchrl_marl.train, RECIPE, env=env, **settings(seed, frames, folder)
+        )
     finally:
         for client in clients:
             client.terminate()
             client.join()
 
 
-def measured(train, *args, **kwargs) -> tuple[float, float]:
+def measure_training(train, *args, **kwargs) -> tuple[float, float]:
     began = time.perf_counter()
     run = train(*args, **kwargs)
     seconds = time.perf_counter() - began
@@ -121,11 +123,11 @@ def main() -> None:
     rows, found = [], {}
     with tempfile.TemporaryDirectory() as folder:
         for name, train in (("in this process", in_process), ("8 clients", through_clients)):
-            own = [train(s, args.frames, Path(folder) / f"{name[0]}{s}") for s in args.seeds]
-            found[name] = [value for value, _ in own]
+            results = [train(s, args.frames, Path(folder) / f"{name[0]}{s}") for s in args.seeds]
+            found[name] = [value for value, _ in results]
             listed = ", ".join(f"{value:.2f}" for value in found[name])
-            seconds = sum(taken for _, taken in own) / len(own)
-            mean = f"{sum(found[name]) / len(own):.2f}"
+            seconds = sum(train_seconds for _, train_seconds in results) / len(results)
+            mean = f"{sum(found[name]) / len(results):.2f}"
             rows.append([name, listed, mean, f"{args.frames / seconds:,.0f}"])
             print(rows[-1], flush=True)
     header = ["where the environment runs", "return, by seed", "mean", "frames/s"]
@@ -140,9 +142,13 @@ def main() -> None:
     )
 
 
-def verdict(here: list[float], clients: list[float]) -> str:
+def verdict(in_process_returns: list[float], client_returns: list[float]) -> str:
     """Says whether what clients reach lies in the range of the seeds in process."""
-    mean, low, high = sum(clients) / len(clients), min(here), max(here)
+    mean, low, high = (
+        sum(client_returns) / len(client_returns),
+        min(in_process_returns),
+        max(in_process_returns),
+    )
     place = "within" if low <= mean <= high else "above" if mean > high else "below"
     return (
         f"The clients' mean, {mean:.2f}, is {place} the range of the seeds in this process, "

@@ -35,7 +35,7 @@ STAGES = {
 }
 
 
-def child(folder: str, mode: str) -> None:
+def run_child(folder: str, mode: str) -> None:
     """Trains until the first batch is learned; writes the seconds of each function."""
     import torchrl_marl
     from torchrl_marl.capture import build, inductor, program, stored
@@ -44,23 +44,23 @@ def child(folder: str, mode: str) -> None:
     from torchrl_marl.training.training import Training
 
     seconds: Counter = Counter(built=0.0)
-    timed(seconds, Training, "begin")
+    time_calls(seconds, Training, "begin")
     for owner in (program, captured):
-        timed(seconds, owner, "trace")
-    timed(seconds, captured.CapturedSimulator, "_check_results")
-    timed(seconds, inductor, "compile_stored")
-    timed(seconds, build, "_compile_and_link")
-    timed(seconds, stored, "_read_graph")
-    timed(seconds, background_compile.BackgroundCompile, "wait")
+        time_calls(seconds, owner, "trace")
+    time_calls(seconds, captured.CapturedSimulator, "_check_results")
+    time_calls(seconds, inductor, "compile_stored")
+    time_calls(seconds, build, "_compile_and_link")
+    time_calls(seconds, stored, "_read_graph")
+    time_calls(seconds, background_compile.BackgroundCompile, "wait")
     if mode == "alone":
         background_compile._start_process = lambda folder: None
-    made = Training.open
+    original_open = Training.open
 
-    def opened(training: Any) -> None:
+    def timed_open(training: Any) -> None:
         seconds["built"] = time.perf_counter() - BEGAN
-        made(training)
+        original_open(training)
 
-    Training.open = opened  # type: ignore[method-assign]
+    Training.open = timed_open  # type: ignore[method-assign]
     settings: dict[str, Any] = {"folder": folder, "logging": {"progress": False}}
     if mode != "installed":  # the package's graphs do not fit
         settings |= {"env": {"num_envs": 84}, "frames_per_batch": 8400}
@@ -70,7 +70,7 @@ def child(folder: str, mode: str) -> None:
     Path(folder, "seconds.json").write_text(json.dumps(seconds), encoding="utf-8")
 
 
-def timed(seconds: Counter, owner: Any, name: str) -> None:
+def time_calls(seconds: Counter, owner: Any, name: str) -> None:
     """Adds the seconds of a function's calls."""
     function = getattr(owner, name)
 
@@ -96,15 +96,19 @@ def measure(cache: Path, mode: str) -> dict[str, float]:
 
 def rows_of(columns: list[list[dict[str, float]]]) -> list[list[str]]:
     """A row for every stage, the rest, and the sum; medians of the rounds."""
-    rows, known = [], [0.0] * len(columns)
+    rows, accounted_seconds = [], [0.0] * len(columns)
     for stage, parts in STAGES.items():
-        own = [statistics.median(sum_of(one, parts) for one in column) for column in columns]
-        known = [x + y for x, y in zip(known, own)]
-        rows.append([stage, *(f"{x:.1f}" for x in own)])
-    wholes = [statistics.median(one["all"] for one in column) for column in columns]
-    rest = [whole - x for whole, x in zip(wholes, known)]
-    rows.append(["the rest: the batch, its update, and trial steps", *(f"{x:.1f}" for x in rest)])
-    return [*rows, ["first learned batch after", *(f"{x:.1f}" for x in wholes)]]
+        stage_seconds = [
+            statistics.median(sum_of(one, parts) for one in column) for column in columns
+        ]
+        accounted_seconds = [x + y for x, y in zip(accounted_seconds, stage_seconds)]
+        rows.append([stage, *(f"{x:.1f}" for x in stage_seconds)])
+    totals = [statistics.median(one["all"] for one in column) for column in columns]
+    remaining = [total - x for total, x in zip(totals, accounted_seconds)]
+    rows.append(
+        ["the rest: the batch, its update, and trial steps", *(f"{x:.1f}" for x in remaining)]
+    )
+    return [*rows, ["first learned batch after", *(f"{x:.1f}" for x in totals)]]
 
 
 def sum_of(seconds: dict[str, float], parts: tuple[str, ...]) -> float:
@@ -124,7 +128,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write the table to results")
     args = parser.parse_args()
     if args.child:
-        return child(args.child, args.mode)
+        return run_child(args.child, args.mode)
     import report
 
     columns: list[list[dict[str, float]]] = [[], [], [], [], []]
@@ -134,8 +138,8 @@ def main() -> None:
                 columns[first].append(measure(Path(cache), mode))
                 if mode != "installed":
                     columns[first + 1].append(measure(Path(cache), mode))
-    own = (f"{x}, {n}" for n in ("1 process", "2") for x in ("cold", "warm"))
-    header = ("seconds", "as installed", *own)
+    columns_of_modes = (f"{x}, {n}" for n in ("1 process", "2") for x in ("cold", "warm"))
+    header = ("seconds", "as installed", *columns_of_modes)
     report.publish(
         "first_batch",
         "Seconds before the first learned batch",

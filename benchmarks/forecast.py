@@ -29,8 +29,8 @@ PER_MACHINE = 16  # actors
 
 
 @dataclasses.dataclass(frozen=True)
-class World:
-    """What one core needs.
+class Workload:
+    """Times that a workload takes on one core.
 
     Args:
         name (str): in the table.
@@ -69,10 +69,10 @@ class World:
         return collect + transport + learn
 
 
-WORLDS = [
-    World("VMAS `balance`, eager, 96 copies", 96, 100, 2.4e-3, 1e-6, 9e-5),
-    World("PettingZoo `simple_spread`, 32 copies", 32, 100, 0.6e-3, 60e-6, 6e-5),
-    World("a simulator of 5 ms a copy and step, 64 copies", 64, 32, 0.5e-3, 5e-3, 6e-5, 2000),
+WORKLOADS = [
+    Workload("VMAS `balance`, eager, 96 copies", 96, 100, 2.4e-3, 1e-6, 9e-5),
+    Workload("PettingZoo `simple_spread`, 32 copies", 32, 100, 0.6e-3, 60e-6, 6e-5),
+    Workload("a simulator of 5 ms a copy and step, 64 copies", 64, 32, 0.5e-3, 5e-3, 6e-5, 2000),
 ]
 
 
@@ -83,25 +83,29 @@ def slowest(n: int, spread: float = 0.03) -> float:
     return 1.0 + spread * statistics.NormalDist().inv_cdf((n - 0.375) / (n + 0.25))
 
 
-def rows(worlds: Sequence[World], numbers: Sequence[int] = (2, 4, 8, 64)) -> list[list[str]]:
+def rows(workloads: Sequence[Workload], numbers: Sequence[int] = (2, 4, 8, 64)) -> list[list[str]]:
     """How many times as fast as one process each is."""
     found = []
-    for world in worlds:
-        alone = world.iteration(0)
-        found.append([world.name, f"{world.copies * world.steps / alone:,.0f}"])
+    for workload in workloads:
+        one_process_seconds = workload.iteration(0)
+        found.append(
+            [workload.name, f"{workload.copies * workload.steps / one_process_seconds:,.0f}"]
+        )
         for n in numbers:
-            if n > world.copies:
+            if n > workload.copies:
                 found[-1].append("")
                 continue
-            both = (alone / world.iteration(n, overlap) for overlap in (False, True))
-            found[-1].append(" / ".join(f"{ratio:.1f}" for ratio in both))
+            speedups = (
+                one_process_seconds / workload.iteration(n, overlap) for overlap in (False, True)
+            )
+            found[-1].append(" / ".join(f"{ratio:.1f}" for ratio in speedups))
     return found
 
 
 def main() -> None:
     """Prints the table."""
     header = ["", "frames/s of one process", *(f"{n} actors" for n in (2, 4, 8, 64))]
-    print(report.markdown_table(header, rows(WORLDS)))
+    print(report.markdown_table(header, rows(WORKLOADS)))
 
 
 if __name__ == "__main__":

@@ -76,8 +76,8 @@ def make_environment(folder: Path, installs: Sequence[Sequence[str]]) -> Path:
         print(f"installing {installs[-1][-1]} and others into {folder} ...", file=sys.stderr)
         venv.create(folder, with_pip=True, clear=True)
         for packages in installs:
-            words = ["-m", "pip", "install", *packages, "--quiet"]
-            subprocess.run([python, *words], check=True)
+            pip_args = ["-m", "pip", "install", *packages, "--quiet"]
+            subprocess.run([python, *pip_args], check=True)
         complete.touch()
     return python
 
@@ -111,11 +111,11 @@ class Worker:
     def __init__(
         self, python: Path, script: Path, options: Mapping[str, Any], threads: int
     ) -> None:
-        words = [str(word) for option in options.items() for word in option]
+        option_args = [str(word) for option in options.items() for word in option]
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
         environment["OMP_NUM_THREADS"] = str(threads)
         self.process = subprocess.Popen(
-            [str(python), str(script), *words, "--threads", str(threads)],
+            [str(python), str(script), *option_args, "--threads", str(threads)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,

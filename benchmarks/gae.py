@@ -52,7 +52,9 @@ def measure_size(num_envs: int, args: argparse.Namespace) -> list[list[str]]:
     batch = draw(num_envs, args.steps, args.agents)
     names = ("reward", "value", "next_value", "done", "terminated")
     ours = [batch[name] for name in names]
-    theirs = [batch[name] for name in ("value", "next_value", "reward", "done", "terminated")]
+    torchrl_inputs = [
+        batch[name] for name in ("value", "next_value", "reward", "done", "terminated")
+    ]
     settings = {"gamma": GAMMA, "lmbda": LMBDA}
     candidates = dict(
         zip(
@@ -60,14 +62,19 @@ def measure_size(num_envs: int, args: argparse.Namespace) -> list[list[str]]:
             (
                 lambda: gae(*ours, **settings),
                 lambda: gae(*ours, **settings, mask=batch["mask"]),
-                lambda: generalized_advantage_estimate(GAMMA, LMBDA, *theirs, time_dim=-3),
-                lambda: vec_generalized_advantage_estimate(GAMMA, LMBDA, *theirs, time_dim=-3),
+                lambda: generalized_advantage_estimate(GAMMA, LMBDA, *torchrl_inputs, time_dim=-3),
+                lambda: vec_generalized_advantage_estimate(
+                    GAMMA, LMBDA, *torchrl_inputs, time_dim=-3
+                ),
             ),
         )
     )
     with torch.no_grad():
         exact = generalized_advantage_estimate(
-            GAMMA, LMBDA, *(x.double() if x.is_floating_point() else x for x in theirs), time_dim=-3
+            GAMMA,
+            LMBDA,
+            *(x.double() if x.is_floating_point() else x for x in torchrl_inputs),
+            time_dim=-3,
         )[0]
         errors = {
             name: (run()[0] - exact).abs().max().item()

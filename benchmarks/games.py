@@ -55,7 +55,7 @@ def nash_average(rng: np.random.Generator) -> tuple[Any, Any]:
 
     # Its solver's own tolerance leaves the fourth digit open.
     problem = nash_averaging.cp.Problem
-    exact = {f"tol_{what}": 1e-15 for what in ("gap_abs", "gap_rel", "feas")}
+    exact = {f"tol_{tolerance}": 1e-15 for tolerance in ("gap_abs", "gap_rel", "feas")}
     solve = functools.partialmethod(problem.solve, solver="CLARABEL", **exact)
     tight = type("Problem", (problem,), {"solve": solve})
     payoff = draw(rng, antisymmetric=True)
@@ -138,17 +138,19 @@ def leduc_states() -> list[tuple[Any, int, int]]:
     from open_spiel.python import policy
 
     rows, places = information_sets()[0], Leduc(1).places
-    told = [seen(places, *rows[player].unbind(-1), player) for player in range(2)]
+    observations = [seen(places, *rows[player].unbind(-1), player) for player in range(2)]
     found = []
     for state in policy.TabularPolicy(pyspiel.load_game("leduc_poker")).states:
         player = state.current_player()
-        own = torch.tensor(state.information_state_tensor(player))
-        [number] = (told[player] == own).all(-1).nonzero().flatten().tolist()
+        openspiel_observation = torch.tensor(state.information_state_tensor(player))
+        [number] = (
+            (observations[player] == openspiel_observation).all(-1).nonzero().flatten().tolist()
+        )
         found.append((state, player, number))
     return found
 
 
-def openspiels_leduc(table: np.ndarray) -> float:
+def openspiel_leduc_nash_conv(table: np.ndarray) -> float:
     """OpenSpiel's NashConv of probabilities by player, information set and action."""
     import pyspiel
     from open_spiel.python import policy
@@ -165,7 +167,7 @@ def leduc_nash_conv(rng: np.random.Generator) -> tuple[Any, Any]:
     """Leduc poker: actions uniform among those that are legal."""
     table = rng.random((2, 468, 3)) * Leduc(1).game.legal.numpy()
     table /= table.sum(-1, keepdims=True)
-    return {"policy": table}, np.array([openspiels_leduc(table)])
+    return {"policy": table}, np.array([openspiel_leduc_nash_conv(table)])
 
 
 OURS: dict[str, Callable[..., torch.Tensor]] = {
@@ -183,30 +185,34 @@ _THEIRS = (nash_average, nash, alpha_rank, elo, exploitability, kuhn_nash_conv, 
 THEIRS = {f.__name__: f for f in _THEIRS}
 
 
-def tensors(given: dict[str, Any]) -> dict[str, Any]:
-    return {k: torch.as_tensor(v) if isinstance(v, np.ndarray) else v for k, v in given.items()}
+def to_tensors(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {k: torch.as_tensor(v) if isinstance(v, np.ndarray) else v for k, v in arguments.items()}
 
 
 def compare(name: str, n_games: int) -> tuple[list[str], list[dict[str, Any]]]:
     rng, worst, spent, cases = np.random.default_rng(0), 0.0, 0.0, []
     for i in range(n_games):
-        given, theirs = THEIRS[name](rng)
+        arguments, theirs = THEIRS[name](rng)
         began = time.perf_counter()
-        ours = OURS[name](**tensors(given)).numpy()
+        ours = OURS[name](**to_tensors(arguments)).numpy()
         spent += time.perf_counter() - began
         worst = max(worst, np.abs(ours - theirs).max())
         if i < STORED:
-            plain = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in given.items()}
+            plain = {
+                k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in arguments.items()
+            }
             cases.append({"given": plain, "answer": theirs.tolist()})
     return [name, str(n_games), f"{worst:.1e}", f"{spent / n_games * 1e3:.1f}"], cases
 
 
-def of_states(policy: Any, rows: list[tuple[torch.Tensor, list[int]]], seat: int) -> torch.Tensor:
+def probabilities_of_states(
+    policy: Any, rows: list[tuple[torch.Tensor, list[int]]], seat: int
+) -> torch.Tensor:
     """A trained actor's probabilities ``[states, A]`` where a player sees and may do this."""
     [joined] = policy
     acts, blank = joined.group.sources[seat], joined.group.sources[1 - seat]
     n_actions = acts.n_actions
-    observed = torch.stack([told for told, _ in rows]).unsqueeze(1)
+    observed = torch.stack([observation_of_row for observation_of_row, _ in rows]).unsqueeze(1)
     legal = torch.stack([torch.tensor([a in may for a in range(n_actions)]) for _, may in rows])
     group = {
         "observation": observed,
@@ -225,57 +231,62 @@ def of_states(policy: Any, rows: list[tuple[torch.Tensor, list[int]]], seat: int
 RECIPES = {"kuhn": "toy_kuhn_ippo", "leduc": "toy_leduc_mappo"}
 
 
-def trained(game: str, frames: int, seed: int) -> list[str]:
+def train_and_compare(game: str, frames: int, seed: int) -> list[str]:
     """NashConv of a policy trained for some frames, ours and OpenSpiel's."""
     import pyspiel
     from open_spiel.python import policy
     from open_spiel.python.algorithms import exploitability
 
-    theirs = pyspiel.load_game(f"{game}_poker")
+    openspiel_game = pyspiel.load_game(f"{game}_poker")
     with tempfile.TemporaryDirectory() as folder:
         options = {"folder": f"{folder}/run", "total_frames": frames, "seed": seed}
         quiet = {"progress": False}
         run = torchrl_marl.train(RECIPES[game], execution="eager", logging=quiet, **options)
     env = {"kuhn": Kuhn, "leduc": Leduc}[game](1)
-    mixed = policy.TabularPolicy(theirs)
+    mixed = policy.TabularPolicy(openspiel_game)
     for seat in range(2):
         states = [state for state in mixed.states if state.current_player() == seat]
-        observe = {"kuhn": as_kuhn_sees, "leduc": as_leduc_sees}[game]
+        observe = {"kuhn": kuhn_observation, "leduc": leduc_observation}[game]
         rows = [(observe(state, seat), state.legal_actions()) for state in states]
-        for state, chances in zip(states, of_states(run.policy, rows, seat)):
-            mixed.policy_for_key(state.information_state_string())[:] = chances.tolist()
-    ours, expected = env.nash_conv(run.policy), exploitability.nash_conv(theirs, mixed)
+        for state, probabilities in zip(states, probabilities_of_states(run.policy, rows, seat)):
+            mixed.policy_for_key(state.information_state_string())[:] = probabilities.tolist()
+    ours, expected = env.nash_conv(run.policy), exploitability.nash_conv(openspiel_game, mixed)
     return [f"{game}, seed {seed}", f"{frames:,}", f"{ours:.7f}", f"{abs(ours - expected):.1e}"]
 
 
-def as_leduc_sees(state: Any, seat: int) -> torch.Tensor:
+def leduc_observation(state: Any, seat: int) -> torch.Tensor:
     return torch.tensor(state.information_state_tensor(seat))
 
 
-def as_kuhn_sees(state: Any, seat: int) -> torch.Tensor:
+def kuhn_observation(state: Any, seat: int) -> torch.Tensor:
     """Own card, what was said, and the seat."""
-    card, said = state.information_state_string()[0], state.information_state_string()[1:]
-    told = torch.zeros(8)
-    told[[int(card), 3 + ("", "p", "b", "pb").index(said)]], told[7] = 1.0, float(seat)
-    return told
+    card, bets = state.information_state_string()[0], state.information_state_string()[1:]
+    observation = torch.zeros(8)
+    observation[[int(card), 3 + ("", "p", "b", "pb").index(bets)]], observation[7] = (
+        1.0,
+        float(seat),
+    )
+    return observation
 
 
-def covered(draws: int) -> list[str]:
+def interval_coverage(draws: int) -> list[str]:
     """How often 95 % intervals hold the ratings of eight players of known strengths."""
     generator, n_games = torch.Generator().manual_seed(0), 40
     strengths = torch.linspace(-300, 300, 8, dtype=torch.float64)
-    chance = 1 / (1 + 10 ** ((strengths - strengths.unsqueeze(1)) / 400))
-    held = []
+    win_probability = 1 / (1 + 10 ** ((strengths - strengths.unsqueeze(1)) / 400))
+    truth_in_interval = []
     for _ in range(draws):
-        wins = torch.binomial(torch.full_like(chance, n_games), chance, generator=generator)
+        wins = torch.binomial(
+            torch.full_like(win_probability, n_games), win_probability, generator=generator
+        )
         wins = wins.triu(1) + (n_games - wins.triu(1)).mT.tril(-1)
         low, high = games.bradley_terry(wins).interval()
-        held.append((low <= strengths) & (strengths <= high))
-    share = torch.stack(held).double().mean().item()
+        truth_in_interval.append((low <= strengths) & (strengths <= high))
+    share = torch.stack(truth_in_interval).double().mean().item()
     return ["8", str(n_games), str(draws), f"{100 * share:.1f} %"]
 
 
-def table_of_kuhn(n_players: int, episodes: int) -> list[str]:
+def time_kuhn_table(n_players: int, episodes: int) -> list[str]:
     """Seconds of a table of untrained players, 64-64 each, in 1,000 envs."""
     env = Kuhn(1000, seed=0)
     groups = env.team.groups.values()
@@ -307,17 +318,17 @@ def main() -> None:
     found = {name: compare(name, n_games) for name in OURS}
     rows = [row for row, _ in found.values()]
     torch.set_num_threads(1)
-    played = [table_of_kuhn(4, 8)] if args.quick else [table_of_kuhn(16, 64)]
+    played = [time_kuhn_table(4, 8)] if args.quick else [time_kuhn_table(16, 64)]
     lengths = {"kuhn": 16384, "leduc": 32768} if args.quick else {"kuhn": 65536, "leduc": 131072}
     seeds = range(1) if args.quick else range(3)
-    learned = [trained(game, lengths[game], seed) for game in lengths for seed in seeds]
+    learned = [train_and_compare(game, lengths[game], seed) for game in lengths for seed in seeds]
     report.publish(
         "games",
         "Equilibria, ratings and rankings against OpenSpiel's",
         [
             ("Largest difference over random games", report.markdown_table(HEADER, rows)),
             ("NashConv of trained policies", report.markdown_table(TRAINED, learned)),
-            ("95 % intervals of ratings", report.markdown_table(COVERED, [covered(200)])),
+            ("95 % intervals of ratings", report.markdown_table(COVERED, [interval_coverage(200)])),
             ("Cross-play in Kuhn poker", report.markdown_table(PLAYED, played)),
         ],
         {"OpenSpiel": importlib.metadata.version("open_spiel")},

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 
 import report
-from loops import captured
+from loops import execution_kwargs
 
 N_AGENTS = N_GROUPS = 8
 
@@ -30,18 +30,18 @@ def measure_size(num_envs: int, args: argparse.Namespace) -> list[list[str]]:
     one, eight, looped = (Side(n_groups, num_envs, args) for n_groups in (1, N_GROUPS, N_GROUPS))
     looped.split_up()
     rows = []
-    for what in ("draw", "sample", "learn", "iteration"):
-        with torch.set_grad_enabled(what in ("learn", "iteration")):
+    for method in ("draw", "sample", "learn", "iteration"):
+        with torch.set_grad_enabled(method in ("learn", "iteration")):
             candidates = {
-                "eight groups": getattr(eight, what),
-                "one group": getattr(one, what),
-                "eight losses": getattr(looped, what),
+                "eight groups": getattr(eight, method),
+                "one group": getattr(one, method),
+                "eight losses": getattr(looped, method),
             }
             timings = report.alternate(candidates, args.rounds, seconds=args.seconds, warmup=3)
         rows += [
             [
                 f"{num_envs:,}",
-                what,
+                method,
                 name,
                 f"{1e3 * timings.median(name):.2f}",
                 timings.ratio_text("one group", name),
@@ -80,7 +80,7 @@ class Side:
             seed=0,
             device=args.device,
         )
-        self.how = {"device": args.device, **captured(args.execution)}
+        self.learner_kwargs = {"device": args.device, **execution_kwargs(args.execution)}
         self.team = TeamSpec.from_env(self.env)
         network = NetworkConfig([64, 64], sharing="none")
         frames = num_envs * args.steps
@@ -92,15 +92,19 @@ class Side:
             minibatch_size=max(1, frames // 4),
         )
         torch.manual_seed(0)
-        self._use([OnPolicyLearner(self.team.groups, self.config, **self.how)], frames)
+        self._set_learners(
+            [OnPolicyLearner(self.team.groups, self.config, **self.learner_kwargs)], frames
+        )
 
-    def _use(self, learners: list, frames: int) -> None:
+    def _set_learners(self, learners: list, frames: int) -> None:
         from torchrl_marl.collectors import RolloutCollector, TeamPolicy
 
         self.learners, self.frames = learners, frames
-        self.policy = TeamPolicy(actor for own in learners for actor in own.actors.values())
-        how = {name: x for name, x in self.how.items() if name != "device"}
-        self.collector = RolloutCollector(self.env, self.policy, frames_per_batch=frames, **how)
+        self.policy = TeamPolicy(actor for learner in learners for actor in learner.actors.values())
+        collector_kwargs = {name: x for name, x in self.learner_kwargs.items() if name != "device"}
+        self.collector = RolloutCollector(
+            self.env, self.policy, frames_per_batch=frames, **collector_kwargs
+        )
         self.batch = self.collector.rollout()
         self.carry = self.env.reset()
 
@@ -109,8 +113,8 @@ class Side:
         from torchrl_marl.learners import OnPolicyLearner
 
         groups = self.team.groups.items()
-        own = [OnPolicyLearner({n: g}, self.config, **self.how) for n, g in groups]
-        self._use(own, self.frames)
+        learners = [OnPolicyLearner({n: g}, self.config, **self.learner_kwargs) for n, g in groups]
+        self._set_learners(learners, self.frames)
 
     def draw(self) -> None:
         """Actions of all agents in all envs."""

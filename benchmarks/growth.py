@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import report
-from growth_tables import Lines, Measure, Sweep, draw, measured_of, said_of, table
+from growth_tables import Lines, Measure, Sweep, draw, failure_text, measures_with_values, table
 
 HERE = Path(__file__).resolve().parent
 POINTS = HERE / "growth_points.py"
@@ -139,7 +139,7 @@ class Points:
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         self._before = "" if text.endswith("\n") or not text else "\n"
         for line in [] if fresh else text.splitlines():
-            kept = _read(line)
+            kept = _read_line(line)
             if kept is not None:
                 self.known[key_of(kept["point"])] = kept
 
@@ -168,20 +168,23 @@ def key_of(point: Mapping[str, Any]) -> str:
     )
 
 
-def _read(line: str) -> dict[str, Any] | None:
+def _read_line(line: str) -> dict[str, Any] | None:
     try:
         return json.loads(line)
     except ValueError:  # the process was stopped while it wrote
         return None
 
 
-def code() -> str:
+def code_version() -> str:
     """The last commit of the measured code, and a digest of what is changed since."""
     commit, changed = (
         subprocess.run(
-            ["git", *words, "--", *MEASURED_CODE], cwd=HERE.parent, capture_output=True, text=True
+            ["git", *git_args, "--", *MEASURED_CODE],
+            cwd=HERE.parent,
+            capture_output=True,
+            text=True,
         ).stdout.strip()
-        for words in (("log", "-1", "--format=%h"), ("diff", "HEAD"))
+        for git_args in (("log", "-1", "--format=%h"), ("diff", "HEAD"))
     )
     digest = hashlib.sha256(changed.encode()).hexdigest()[:8] if changed else ""
     return "+".join(x for x in (commit or "unknown", digest) if x)
@@ -207,17 +210,17 @@ def run_point(point: Mapping[str, Any], cache: str) -> dict[str, Any]:
         except subprocess.TimeoutExpired:
             return {"failed": "time"}
         finally:
-            _end(process)
+            _kill_process_group(process)
         if process.returncode == 0:
             return json.loads(printed.splitlines()[-1])
         if process.returncode == -signal.SIGKILL:  # by a system without memory
             return {"failed": "memory"}
         errors.seek(0)
-        said = errors.read().strip().splitlines() or [f"exit status {process.returncode}"]
-        return {"failed": "error", "message": said[-1]}
+        error_lines = errors.read().strip().splitlines() or [f"exit status {process.returncode}"]
+        return {"failed": "error", "message": error_lines[-1]}
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _kill_process_group(process: subprocess.Popen[str]) -> None:
     """Ends a process that still runs, with the compilers that it started."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
@@ -256,13 +259,13 @@ def measure(
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         for i, point in enumerate(points_of(name, args)):
             result = points.find(point)
-            how = "reused" if result else "measured"
+            origin = "reused" if result else "measured"
             if result is None:
                 cache = Path(folder) / ("shared" if SWEEPS[name].shared_cache else str(i))
                 result = run(point, str(cache))
                 points.add(point, result)
-            said = said_of(point, result) if "failed" in result else how
-            print(f"{name} {point['scenario']} {point['size']:,}: {said}", file=sys.stderr)
+            status = failure_text(point, result) if "failed" in result else origin
+            print(f"{name} {point['scenario']} {point['size']:,}: {status}", file=sys.stderr)
             found.append((point, result))
     return found
 
@@ -273,7 +276,7 @@ def publish(name: str, found: list[tuple[dict, dict]], args: argparse.Namespace)
     lines: Lines = {}
     for point, result in found:
         lines.setdefault(point["scenario"], []).append((point, result))
-    measures = measured_of(sweep, lines)
+    measures = measures_with_values(sweep, lines)
     sections = [
         (scenario, table(sweep, line, measures or sweep.measures[:1]))
         for scenario, line in lines.items()
@@ -300,21 +303,23 @@ def publish(name: str, found: list[tuple[dict, dict]], args: argparse.Namespace)
 
 
 def _numbers(text: str) -> list[int]:
-    return [int(float(word)) for word in text.split(",")]
+    return [int(float(number)) for number in text.split(",")]
 
 
-def _words(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     return text.split(",")
 
 
-def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     named = ", ".join(SWEEPS)
-    parser.add_argument("--sweeps", type=_words, default=list(SWEEPS), help=f"some of {named}")
-    parser.add_argument("--scenarios", type=_words, help="only these scenarios, of any sweep")
+    parser.add_argument(
+        "--sweeps", type=_split_words, default=list(SWEEPS), help=f"some of {named}"
+    )
+    parser.add_argument("--scenarios", type=_split_words, help="only these scenarios, of any sweep")
     for name, sweep in SWEEPS.items():
         sizes = ",".join(map(str, sweep.sizes))
         parser.add_argument(f"--{name}", type=_numbers, help=f"sizes; default: {sizes}")
@@ -326,9 +331,11 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--fresh", action="store_true", help="reuse no points")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, as a smoke test")
     parser.add_argument("--write", action="store_true", help="write tables and pictures to results")
-    args = parser.parse_args(words)
+    args = parser.parse_args(argv)
     unknown = set(args.sweeps) - set(SWEEPS)
-    unknown |= set(args.scenarios or ()) - {x for own in SWEEPS.values() for x in own.scenarios}
+    unknown |= set(args.scenarios or ()) - {
+        x for known_sweep in SWEEPS.values() for x in known_sweep.scenarios
+    }
     if unknown:
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
     return args
@@ -339,7 +346,7 @@ def main() -> None:
     # So that a stopped script also ends the process of its point.
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        run(parsed())
+        run(parse_args())
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -350,7 +357,7 @@ def run(args: argparse.Namespace) -> None:
 
     args.write = args.write and not args.quick
     args.memory = args.memory or 0.9 * (memory_of("cpu") or 2**63) / 2**30
-    args.code = code()
+    args.code = code_version()
     points = Points(args.results, args.fresh)
     for name in args.sweeps:
         found = measure(name, points, args)

@@ -86,9 +86,13 @@ def n_agents_of(env: Any) -> int:
 
 def with_agents(scenario: str, size: int, shape: Shape, point: dict[str, Any]) -> dict[str, Any]:
     """So many agents; a whole iteration of IPPO for `navigation` only."""
-    given = arguments_of(scenario, size)
-    whole = scenario == "navigation"
-    return measured(lambda: vmas_loop(scenario, shape, point["execution"], **given), point, whole)
+    scenario_kwargs = arguments_of(scenario, size)
+    time_iteration = scenario == "navigation"
+    return measure_loop(
+        lambda: vmas_loop(scenario, shape, point["execution"], **scenario_kwargs),
+        point,
+        time_iteration,
+    )
 
 
 def arguments_of(scenario: str, n_agents: int) -> dict[str, Any]:
@@ -102,10 +106,10 @@ def arguments_of(scenario: str, n_agents: int) -> dict[str, Any]:
 def with_envs(scenario: str, size: int, shape: Shape, point: dict[str, Any]) -> dict[str, Any]:
     """So many envs."""
     of_size = Shape(size, shape.n_steps)
-    return measured(lambda: vmas_loop(scenario, of_size, point["execution"]), point)
+    return measure_loop(lambda: vmas_loop(scenario, of_size, point["execution"]), point)
 
 
-def vmas_loop(scenario: str, shape: Shape, execution: Any, **given: Any) -> Loop:
+def vmas_loop(scenario: str, shape: Shape, execution: Any, **scenario_kwargs: Any) -> Loop:
     """IPPO on a scenario, all in graphs."""
     import torch
 
@@ -116,7 +120,7 @@ def vmas_loop(scenario: str, shape: Shape, execution: Any, **given: Any) -> Loop
     from torchrl_marl.modules import NetworkConfig
 
     torch.manual_seed(0)
-    env = VmasEnv(scenario, num_envs=shape.num_envs, max_steps=MAX_STEPS, seed=0, **given)
+    env = VmasEnv(scenario, num_envs=shape.num_envs, max_steps=MAX_STEPS, seed=0, **scenario_kwargs)
     frames = shape.num_envs * shape.n_steps
     network: Any = NetworkConfig([CELLS, CELLS])
     config = OnPolicyConfig(
@@ -148,7 +152,7 @@ def with_groups(scenario: str, size: int, shape: Shape, point: dict[str, Any]) -
         side = groups.Side(size, shape.num_envs, args)
         return Loop(side.sample, side.iteration, side.frames * n_agents)
 
-    return measured(build, point)
+    return measure_loop(build, point)
 
 
 def with_members(scenario: str, size: int, shape: Shape, point: dict[str, Any]) -> dict[str, Any]:
@@ -156,7 +160,7 @@ def with_members(scenario: str, size: int, shape: Shape, point: dict[str, Any]) 
     import populations
 
     populations.MAX_STEPS = shape.n_steps
-    return measured(
+    return measure_loop(
         lambda: Loop.of(*populations.loop_of(size, shape.num_envs, EPOCHS, point["execution"])),
         point,
     )
@@ -165,32 +169,32 @@ def with_members(scenario: str, size: int, shape: Shape, point: dict[str, Any]) 
 # ---------------------------------------------------------------------- sampling and learning
 
 
-def measured(
-    build: Callable[[], Loop], point: dict[str, Any], whole: bool = True
+def measure_loop(
+    build: Callable[[], Loop], point: dict[str, Any], time_iteration: bool = True
 ) -> dict[str, Any]:
     """Compiles and times a loop; the memory of sampling is read before anything is learned."""
     began = time.perf_counter()
     loop = build()
     loop.sample()
     first = time.perf_counter() - began
-    with programs() as ran:
+    with count_program_runs() as ran:
         loop.sample()
     if not ran:
         raise RuntimeError("the step was not captured as a graph")
     values = {
-        **described(ran.most_common(1)[0][0]),
+        **describe_program(ran.most_common(1)[0][0]),
         "first": first,
         "sampling": loop.frames / seconds_of(loop.sample, point["seconds"]),
         "memory": peak_memory(),
     }
-    if whole:
+    if time_iteration:
         values["training"] = loop.frames / seconds_of(loop.iteration, point["seconds"])
         values["training_memory"] = peak_memory()
     return values
 
 
 @contextlib.contextmanager
-def programs() -> Iterator[Counter[Any]]:
+def count_program_runs() -> Iterator[Counter[Any]]:
     """Counts how often each program runs; the one that runs most is the step of the batch."""
     from torchrl_marl.capture.program import Program
 
@@ -205,7 +209,7 @@ def programs() -> Iterator[Counter[Any]]:
         yield ran
 
 
-def described(program: Any) -> dict[str, Any]:
+def describe_program(program: Any) -> dict[str, Any]:
     """Operations and kernels of a program, and the seconds of recording and compiling it."""
     return {
         "recorded": getattr(program, "n_recorded", None),
@@ -249,10 +253,10 @@ def with_rows(scenario: str, size: int, shape: Shape, point: dict[str, Any]) -> 
 
     torch.manual_seed(0)
     n_steps = max(1, size // replay.N_ENVS)
-    drawn = min(DRAWN, n_steps * replay.N_ENVS)
+    n_sampled = min(DRAWN, n_steps * replay.N_ENVS)
     with tempfile.TemporaryDirectory() as folder:
         batch = replay._batch()[:, : min(n_steps, shape.n_steps)]
-        add, draw, n_bytes = BUFFERS[scenario](n_steps, drawn, folder)
+        add, draw, n_bytes = BUFFERS[scenario](n_steps, n_sampled, folder)
         began = time.perf_counter()
         for _ in range(math.ceil(n_steps / batch.shape[1])):
             add(batch)
@@ -269,7 +273,7 @@ def with_rows(scenario: str, size: int, shape: Shape, point: dict[str, Any]) -> 
 Buffer = tuple[Callable[[Any], Any], Callable[[], Any], Callable[[], int]]
 
 
-def in_memory(n_steps: int, drawn: int, folder: str, priority: bool = False) -> Buffer:
+def in_memory(n_steps: int, n_sampled: int, folder: str, priority: bool = False) -> Buffer:
     """Returns functions that add to and sample from a replay buffer in memory, and its bytes."""
     import replay
 
@@ -280,10 +284,10 @@ def in_memory(n_steps: int, drawn: int, folder: str, priority: bool = False) -> 
     def n_bytes() -> int:
         return sum(x.numel() * x.element_size() for x in store.tensors)
 
-    return store.extend, lambda: replay._look(store, drawn, 1), n_bytes
+    return store.extend, lambda: replay._read_minibatch(store, n_sampled, 1), n_bytes
 
 
-def memory_mapped(n_steps: int, drawn: int, folder: str) -> Buffer:
+def memory_mapped(n_steps: int, n_sampled: int, folder: str) -> Buffer:
     """The same for TorchRL's buffer in files."""
     import replay
     from torchrl.data import LazyMemmapStorage, TensorDictReplayBuffer
@@ -295,7 +299,7 @@ def memory_mapped(n_steps: int, drawn: int, folder: str) -> Buffer:
     def n_bytes() -> int:
         return sum(file.stat().st_size for file in Path(folder).rglob("*.memmap"))
 
-    return lambda batch: buffer.extend(batch.reshape(-1)), lambda: buffer.sample(drawn), n_bytes
+    return lambda batch: buffer.extend(batch.reshape(-1)), lambda: buffer.sample(n_sampled), n_bytes
 
 
 BUFFERS: dict[str, Callable[[int, int, str], Buffer]] = {

@@ -80,7 +80,7 @@ def slope(sizes: Sequence[float], values: Sequence[float | None]) -> float | Non
     return statistics.linear_regression(*logarithms).slope
 
 
-def said_of(point: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+def failure_text(point: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     """Why a point has no values."""
     return {
         "time": f"not within {point['limit']:,.0f} s",
@@ -88,10 +88,10 @@ def said_of(point: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     }.get(result["failed"]) or f"failed: {result['message']}"
 
 
-def measured_of(sweep: Sweep, lines: Lines) -> list[Measure]:
+def measures_with_values(sweep: Sweep, lines: Lines) -> list[Measure]:
     """The measures of which there is a value."""
     values = [result.get("values", {}) for line in lines.values() for _, result in line]
-    return [x for x in sweep.measures if any(own.get(x.name) is not None for own in values)]
+    return [x for x in sweep.measures if any(row.get(x.name) is not None for row in values)]
 
 
 def columns_of(line: Line, measure: Measure) -> tuple[list[int], list[Any]]:
@@ -107,7 +107,7 @@ def table(sweep: Sweep, line: Line, measures: Sequence[Measure]) -> str:
         values = result.get("values", {})
         cells = [_cell(values.get(x.name), x.style) for x in measures]
         if not values:
-            cells[0] = said_of(point, result)
+            cells[0] = failure_text(point, result)
         rows.append([f"{point['size']:,}", *cells])
     slopes = [slope(*columns_of(line, x)) for x in measures]
     rows.append([SLOPE, *(_cell(x, ".2f") for x in slopes)])
@@ -125,7 +125,7 @@ def draw(sweep: Sweep, lines: Lines, path: Path) -> None:
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
 
-    measures = measured_of(sweep, lines)
+    measures = measures_with_values(sweep, lines)
     n_columns = min(3, len(measures))
     n_rows = math.ceil(len(measures) / n_columns)
     size = (4 * n_columns, 3 * n_rows)
@@ -149,10 +149,10 @@ def _draw_panel(axes: Any, measure: Measure, lines: Lines) -> None:
     axes.set_title(measure.heading, fontsize=10)
     for name, line in lines.items():
         found = zip(*columns_of(line, measure))
-        shown = [(x, y) for x, y in found if y is not None and y > 0]
-        if shown:
+        positive_points = [(x, y) for x, y in found if y is not None and y > 0]
+        if positive_points:
             exponent = _cell(slope(*columns_of(line, measure)), ".2f")
-            axes.plot(*zip(*shown), marker="o", markersize=3, label=f"{name} {exponent}")
+            axes.plot(*zip(*positive_points), marker="o", markersize=3, label=f"{name} {exponent}")
     if not axes.lines:  # a graph that is not compiled has no kernels
         return
     low, high = axes.get_ylim()

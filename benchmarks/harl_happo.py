@@ -52,7 +52,7 @@ def checkout() -> Path:
     return foreign.checkout(folder, ADDRESS, COMMIT, [".", WITHOUT], needed="setup.py")
 
 
-def harl(side: str, seed: int, path: Path, args: argparse.Namespace) -> Result:
+def train_harl(side: str, seed: int, path: Path, args: argparse.Namespace) -> Result:
     """Trains HARL's HAPPO, and returns what its script has written."""
     env, agent_conf, tuned = TASKS[args.task]
     source = (args.harl or checkout()).resolve()
@@ -77,7 +77,7 @@ def harl(side: str, seed: int, path: Path, args: argparse.Namespace) -> Result:
 # ----------------------------------------------------------------------------------------- ours
 
 
-def ours(side: str, seed: int, path: Path, args: argparse.Namespace) -> Result:
+def train_ours(side: str, seed: int, path: Path, args: argparse.Namespace) -> Result:
     """Trains a run of the suite, and returns its curve."""
     evaluation = {"every_frames": args.evaluate_every, "episodes": args.episodes}
     settings = {"quick": args.quick, "frames": args.frames, "evaluation": evaluation}
@@ -93,16 +93,18 @@ def ours(side: str, seed: int, path: Path, args: argparse.Namespace) -> Result:
 def result(side: str, seed: int, folder: Path, args: argparse.Namespace) -> Result:
     """Of one training, from an earlier call or from one now."""
     path = folder / f"{args.task}_{side}_{args.frames}_seed{seed}.json"
-    train = harl if side.startswith("harl") else ours
-    return peers.kept(path, f"{SIDES[side]}, seed {seed}", lambda: train(side, seed, path, args))
+    train = train_harl if side.startswith("harl") else train_ours
+    return peers.load_or_train(
+        path, f"{SIDES[side]}, seed {seed}", lambda: train(side, seed, path, args)
+    )
 
 
 def table(found: dict[str, list[Result]], frames: int) -> str:
     """A row for each side."""
     rows = []
-    for side, each in found.items():
-        last = [one["curve"][-1] for one in each]
-        seconds = statistics.fmean(one["seconds"] for one in each)
+    for side, results in found.items():
+        last = [result["curve"][-1] for result in results]
+        seconds = statistics.fmean(result["seconds"] for result in results)
         low, high = min(x["return_min"] for x in last), max(x["return_max"] for x in last)
         means = [statistics.fmean(x[key] for x in last) for key in ("return_mean", "length_mean")]
         speed = f"{frames / seconds:,.0f}"
@@ -116,8 +118,8 @@ def curves(found: dict[str, list[Result]]) -> str:
     """Mean return of each evaluation; a column for each number of frames."""
     frames = [int(point["frames"]) for point in next(iter(found.values()))[0]["curve"]]
     rows = []
-    for side, each in found.items():
-        points = zip(*(one["curve"] for one in each), strict=True)
+    for side, results in found.items():
+        points = zip(*(result["curve"] for result in results), strict=True)
         means = (statistics.fmean(x["return_mean"] for x in point) for point in points)
         rows.append([SIDES[side], *(f"{mean:,.0f}" for mean in means)])
     return report.markdown_table(["frames", *(f"{n:,}" for n in frames)], rows)
@@ -125,7 +127,9 @@ def curves(found: dict[str, list[Result]]) -> str:
 
 def publish(found: dict[str, list[Result]], args: argparse.Namespace) -> None:
     """Prints and writes."""
-    versions = {k: x for each in found.values() for k, x in each[0].get("versions", {}).items()}
+    versions = {
+        k: x for results in found.values() for k, x in results[0].get("versions", {}).items()
+    }
     named = ", ".join(f"{k} {x}" for k, x in versions.items())
     report.publish(
         f"harl_happo_{args.task}",
@@ -136,7 +140,9 @@ def publish(found: dict[str, list[Result]], args: argparse.Namespace) -> None:
             "seeds": ", ".join(str(seed) for seed in args.seeds),
             "threads of torch": 1,
             "load of the machine": ", ".join(
-                f"{side} {one['load']:.1f}" for side, each in found.items() for one in each
+                f"{side} {result['load']:.1f}"
+                for side, results in found.items()
+                for result in results
             ),
         },
         METHOD.format(episodes=args.episodes),

@@ -65,31 +65,35 @@ class PerAgent:
         return self.arrays[index[1]]
 
 
-class View:
+class HarlObservations:
     """Observations of our environment for HARL's agents.
 
     Args:
         env (MarlEnv): environment.
-        whole (bool): True for the whole state and the agent's index, standardized.
+        use_state (bool): True for the whole state and the agent's index, standardized.
     """
 
-    def __init__(self, env: Any, whole: bool) -> None:
-        self.env, self.whole = env, whole
+    def __init__(self, env: Any, use_state: bool) -> None:
+        self.env, self.use_state = env, use_state
         self.n_agents = len(env.group_map["agent"])
         bounds = env.full_action_spec["agent", "action"].space
         self.middle, self.half = (bounds.high + bounds.low) / 2, (bounds.high - bounds.low) / 2
 
     def __call__(self, td: TensorDictBase) -> list[np.ndarray]:
         """Returns the observation of each agent, ``[E, O]``."""
-        if self.whole:
+        if self.use_state:
             ids = torch.eye(self.n_agents).unsqueeze(1).expand(-1, len(td), -1)
-            return [standardized(torch.cat([td["state"], own], -1)).numpy() for own in ids]
+            return [
+                standardized(torch.cat([td["state"], agent_id], -1)).numpy() for agent_id in ids
+            ]
         kinds = self.env.by_kind(td, "agent").values()
-        return [one.numpy() for kind in kinds for one in kind["observation"].unbind(1)]
+        return [
+            observation.numpy() for kind in kinds for observation in kind["observation"].unbind(1)
+        ]
 
     def state(self, td: TensorDictBase) -> np.ndarray:
         """Returns the critic's input, the same for each agent, ``[E, N, S]``."""
-        state = standardized(td["state"]) if self.whole else td["state"]
+        state = standardized(td["state"]) if self.use_state else td["state"]
         return state.unsqueeze(1).repeat(1, self.n_agents, 1).numpy()
 
     def torques(self, actions: np.ndarray) -> Tensor:
@@ -109,7 +113,7 @@ class HarlEnv:
         view (View): environment and observations.
     """
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: HarlObservations) -> None:
         self.view, self.n_agents = view, view.n_agents
         self.td = view.env.reset()
         # Our environment checks the bounds of actions in its first step; HARL's exceed them.
@@ -122,20 +126,20 @@ class HarlEnv:
     def reset(self) -> tuple[PerAgent, np.ndarray, list[None]]:
         """Starts episodes in all envs; returns observations, states and no masks of actions."""
         self.td = self.view.env.reset()
-        return self._seen()
+        return self._observe()
 
     def step(self, actions: np.ndarray) -> tuple[Any, ...]:
         """Takes a step, and starts a new episode in each env whose episode has ended."""
         self.td["agent", "action"] = self.view.torques(actions)
         step, self.td = self.view.env.step_and_maybe_reset(self.td)
-        after = step["next"]
-        dones = after["done"].repeat(1, self.n_agents).numpy()
-        cut = (after["truncated"] & ~after["terminated"]).squeeze(1).tolist()
-        infos = [[{"bad_transition": bad}] * self.n_agents for bad in cut]
-        seen, states, masks = self._seen()
-        return seen, states, after["agent", "reward"].numpy(), dones, infos, masks
+        next_step = step["next"]
+        dones = next_step["done"].repeat(1, self.n_agents).numpy()
+        truncated = (next_step["truncated"] & ~next_step["terminated"]).squeeze(1).tolist()
+        infos = [[{"bad_transition": is_truncated}] * self.n_agents for is_truncated in truncated]
+        observations, states, masks = self._observe()
+        return observations, states, next_step["agent", "reward"].numpy(), dones, infos, masks
 
-    def _seen(self) -> tuple[PerAgent, np.ndarray, list[None]]:
+    def _observe(self) -> tuple[PerAgent, np.ndarray, list[None]]:
         view = self.view
         return PerAgent(view(self.td)), view.state(self.td), [None] * len(self.td)
 
@@ -174,13 +178,13 @@ class Runner(OnPolicyHARunner):
         self.evaluating += time.perf_counter() - began
         print(f"frames {frames}, return {figures['return_mean']:.1f}", file=sys.stderr)
 
-    def _act(self, view: View, td: TensorDictBase) -> TensorDictBase:
+    def _act(self, view: HarlObservations, td: TensorDictBase) -> TensorDictBase:
         n = len(td)
         memory = np.zeros((n, self.recurrent_n, self.rnn_hidden_size), np.float32)
         masks = np.ones((n, 1), np.float32)
         actions = [
-            actor.act(seen, memory, masks, None, deterministic=True)[0]
-            for actor, seen in zip(self.actor, view(td), strict=True)
+            actor.act(observation, memory, masks, None, deterministic=True)[0]
+            for actor, observation in zip(self.actor, view(td), strict=True)
         ]
         td["agent", "action"] = view.torques(torch.stack(actions, 1))
         return td
@@ -212,13 +216,15 @@ def runner_of(settings: dict[str, Any], args: argparse.Namespace) -> Runner:
     """Returns HARL's runner on our environment."""
 
     def make(n: int, seed: int) -> HarlEnv:
-        how = {"num_envs": n, "agent_conf": args.agent_conf, "max_steps": MAX_STEPS}
-        return HarlEnv(View(make_env(args.env, seed=seed, **how), args.view == "state"))
+        env_kwargs = {"num_envs": n, "agent_conf": args.agent_conf, "max_steps": MAX_STEPS}
+        return HarlEnv(
+            HarlObservations(make_env(args.env, seed=seed, **env_kwargs), args.view == "state")
+        )
 
     with mock.patch.multiple(
         on_policy_base_runner,
         make_train_env=lambda name, seed, n, settings: make(n, seed),
-        make_eval_env=lambda *given: make(args.episodes, EVALUATION_SEED),
+        make_eval_env=lambda *_args: make(args.episodes, EVALUATION_SEED),
     ):
         runner = Runner(settings["main_args"], settings["algo_args"], settings["env_args"])
     runner.curve = []

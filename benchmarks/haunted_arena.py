@@ -40,14 +40,14 @@ def arena(train: Trainer) -> tuple[str, str]:
         }
         runs = arena_runs(train, config, True, PLACES[0], changes)
         check_the_same(train, config, runs, changes)
-        rows.append([_yes(normalize), "yes", "any of these", *arena_cells(runs, train.args)])
+        rows.append([_yes_or_no(normalize), "yes", "any of these", *arena_cells(runs, train.args)])
         for place in PLACES:
             runs = arena_runs(train, config, False, place, changes)
-            rows.append([_yes(normalize), "no", place, *arena_cells(runs, train.args)])
+            rows.append([_yes_or_no(normalize), "no", place, *arena_cells(runs, train.args)])
     heading = ["observations normalized", "masked", "in the place of the dead"]
     heading += ["return", *(f"seed {seed}" for seed in train.args.seeds)]
     heading += ["sampled, whole run", "explained variance"]
-    best = arena_world(config, PLACES[0], 0).optimal_return
+    best = make_haunted_arena(config, PLACES[0], 0).optimal_return
     return (
         "Arena: who counts the dead",
         f"{report.markdown_table(heading, rows)}\n\nThe optimum is {best}; every run takes "
@@ -62,7 +62,7 @@ def arena(train: Trainer) -> tuple[str, str]:
     )
 
 
-def _yes(flag: bool) -> str:
+def _yes_or_no(flag: bool) -> str:
     return "yes" if flag else "no"
 
 
@@ -85,41 +85,41 @@ def arena_runs(
     from torchrl_marl.errors import NonFiniteError
 
     def make_env(seed: int) -> EnvBase:
-        env = arena_world(config, place, seed)
+        env = make_haunted_arena(config, place, seed)
         return env if masked else TransformedEnv(env, ExcludeTransform(("agents", "mask")))
 
-    what = f"{'masked' if masked else 'unmasked'}, {place}"
+    title = f"{'masked' if masked else 'unmasked'}, {place}"
     try:
-        return train(ARENA, what, changes, make_env)
+        return train(ARENA, title, changes, make_env)
     except NonFiniteError:
         return None
 
 
-def arena_world(config: Any, place: str, seed: int) -> Any:
+def make_haunted_arena(config: Any, place: str, seed: int) -> Any:
     """The recipe's arena, with something else than zeros in the place of the dead."""
     import torch
     from torch.nn.functional import one_hot
 
     from torchrl_marl.envs.toy import Arena
 
-    class Haunted(Arena):
+    class HauntedArena(Arena):
         def _observe(self, **leaves: Any) -> dict[str, Any]:
             out = super()._observe(**leaves)
-            seen = out["agents"]["observation"]
+            observation = out["agents"]["observation"]
             if place == PLACES[1]:
-                left = [self.lives / self.lives_at_start, self.years / self.spans]
+                remaining = [self.lives / self.lives_at_start, self.years / self.spans]
                 cue = one_hot(self.cue, self.n_actions).float()
-                there = torch.cat([cue, torch.stack(left, -1)], -1)
+                fill = torch.cat([cue, torch.stack(remaining, -1)], -1)
             elif place == PLACES[2]:
-                draws = torch.Generator().manual_seed(0)
-                there = -torch.empty_like(seen).uniform_(10, 1000, generator=draws)
+                generator = torch.Generator().manual_seed(0)
+                fill = -torch.empty_like(observation).uniform_(10, 1000, generator=generator)
             else:
-                there = torch.full_like(seen, torch.nan)
-            out["agents"]["observation"] = torch.where(self.alive.unsqueeze(-1), seen, there)
+                fill = torch.full_like(observation, torch.nan)
+            out["agents"]["observation"] = torch.where(self.alive.unsqueeze(-1), observation, fill)
             return out
 
-    made = Arena if place == PLACES[0] else Haunted
-    return made(
+    arena_class = Arena if place == PLACES[0] else HauntedArena
+    return arena_class(
         config.env.num_envs,
         max_steps=config.env.max_steps,
         seed=seed,

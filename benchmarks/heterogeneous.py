@@ -75,7 +75,7 @@ class Trainer:
     def __call__(
         self,
         recipe: str,
-        what: str,
+        title: str,
         changes: Mapping[str, Any],
         make_env: Callable[[int], EnvBase] | None = None,
     ) -> list[Any]:
@@ -84,7 +84,7 @@ class Trainer:
 
         args, runs = self.args, []
         for seed in args.seeds:
-            print(f"{recipe}, {what}, seed {seed} ...", file=sys.stderr, flush=True)
+            print(f"{recipe}, {title}, seed {seed} ...", file=sys.stderr, flush=True)
             self._count += 1
             settings = {
                 **changes,
@@ -101,24 +101,24 @@ class Trainer:
         return runs
 
 
-def shared(how: str) -> dict[str, str]:
+def sharing_settings(sharing: str) -> dict[str, str]:
     """Who shares a network, of actors and critics alike."""
-    return {"learner.actor.sharing": how, "learner.critic.sharing": how}
+    return {"learner.actor.sharing": sharing, "learner.critic.sharing": sharing}
 
 
 # ---------------------------------------------------------------------------------------- speech
 
 
-def speech(train: Trainer) -> tuple[str, str]:
+def compare_speech(train: Trainer) -> tuple[str, str]:
     """The speaker and the listener."""
     runs = {"two groups, one symbol (the recipe)": train(SPEECH, "recipe", {})}
     rate = next(iter(runs.values()))[0].config.learner.lr
-    for name, how in SHARING.items():
+    for name, sharing in SHARING.items():
         for lr in (rate, rate / 2):
-            changes = {**ONE_GROUP, **shared(how), "learner.lr": lr}
-            what = f"{name}, learning rate {lr:g}"
-            runs[what] = train(SPEECH, what, changes)
-    env = world_of(runs["two groups, one symbol (the recipe)"][0])
+            changes = {**ONE_GROUP, **sharing_settings(sharing), "learner.lr": lr}
+            title = f"{name}, learning rate {lr:g}"
+            runs[title] = train(SPEECH, title, changes)
+    env = env_of_run(runs["two groups, one symbol (the recipe)"][0])
     table = report.markdown_table(header("return", train.args), return_rows(runs))
     return (
         "Speech: the speaker and the listener",
@@ -131,7 +131,7 @@ def speech(train: Trainer) -> tuple[str, str]:
     )
 
 
-def world_of(run: Any, num_envs: int = 1) -> EnvBase:
+def env_of_run(run: Any, num_envs: int = 1) -> EnvBase:
     """The environment that a run was trained on, anew."""
     from torchrl_marl.envs.make import make_env
 
@@ -141,23 +141,26 @@ def world_of(run: Any, num_envs: int = 1) -> EnvBase:
 # ------------------------------------------------------------------------------------------- tag
 
 
-def tag(train: Trainer) -> tuple[str, str]:
+def compare_tag(train: Trainer) -> tuple[str, str]:
     """Predators and prey."""
-    runs = {name: train(TAG, name, shared(how)) for name, how in SHARING.items()}
-    sides = {name: [run.policy for run in own] for name, own in runs.items()}
+    runs = {name: train(TAG, name, sharing_settings(sharing)) for name, sharing in SHARING.items()}
+    sides = {name: [run.policy for run in seed_runs] for name, seed_runs in runs.items()}
     run = next(iter(runs.values()))[0]
-    hunt = Hunt(world_of(run, train.args.episodes), train.args.episodes)
+    hunt = Hunt(env_of_run(run, train.args.episodes), train.args.episodes)
     rows = []
-    for name, own in sides.items():
-        caught = [hunt(policy, None) for policy in own]
+    for name, policies in sides.items():
+        caught = [hunt(policy, None) for policy in policies]
         against = [
-            statistics.mean(hunt(*pair) for pair in zip(own, other)) for other in sides.values()
+            statistics.mean(hunt(*pair) for pair in zip(policies, other))
+            for other in sides.values()
         ]
         cells = [f"{value:.1f}" for value in (statistics.mean(caught), *caught, *against)]
         rows.append([name, *cells, *cost(runs[name])])
-    for name, policy in (("untrained", untrained(run)), ("random actions", None)):
+    for name, policy in (("untrained", untrained_policy(run)), ("random actions", None)):
         caught = hunt(policy, None)
-        against = [statistics.mean(hunt(policy, p) for p in own) for own in sides.values()]
+        against = [
+            statistics.mean(hunt(policy, p) for p in policies) for policies in sides.values()
+        ]
         cells = [f"{value:.1f}" for value in (caught, *against)]
         rows.append([name, cells[0], *[""] * len(train.args.seeds), *cells[1:], "", ""])
     heading = [
@@ -210,7 +213,7 @@ class Hunt:
         return result["adversary/episode_reward"]
 
 
-def untrained(run: Any) -> Any:
+def untrained_policy(run: Any) -> Any:
     """A policy as it is before the first iteration."""
     import torch
 
@@ -219,7 +222,7 @@ def untrained(run: Any) -> Any:
     from torchrl_marl.specs import TeamSpec
 
     torch.manual_seed(run.config.seed)
-    team = TeamSpec.from_env(world_of(run))
+    team = TeamSpec.from_env(env_of_run(run))
     learners = build_learners(team, run.config.learner, run.config.groups)
     return TeamPolicy(actor for learner in learners for actor in learner.actors.values())
 
@@ -227,18 +230,18 @@ def untrained(run: Any) -> Any:
 # ---------------------------------------------------------------------------------------- report
 
 
-def header(what: str, args: argparse.Namespace) -> list[str]:
+def header(title: str, args: argparse.Namespace) -> list[str]:
     """Of a table of runs."""
-    return ["", what, *(f"seed {seed}" for seed in args.seeds), "frames", "training, s"]
+    return ["", title, *(f"seed {seed}" for seed in args.seeds), "frames", "training, s"]
 
 
 def return_rows(runs: Runs) -> list[list[str]]:
     """Mean and each seed of the return after training."""
     rows = []
-    for name, own in runs.items():
-        after = [run.summary["return_after"] for run in own]
+    for name, seed_runs in runs.items():
+        after = [run.summary["return_after"] for run in seed_runs]
         cells = [f"{value:.2f}" for value in (statistics.mean(after), *after)]
-        rows.append([name, *cells, *cost(own)])
+        rows.append([name, *cells, *cost(seed_runs)])
     return rows
 
 
@@ -248,7 +251,7 @@ def cost(runs: Sequence[Any]) -> list[str]:
     return [f"{runs[0].summary['frames']:,}", f"{seconds:.0f}"]
 
 
-COMPARISONS = {"speech": speech, "tag": tag, "arena": haunted_arena.arena}
+COMPARISONS = {"speech": compare_speech, "tag": compare_tag, "arena": haunted_arena.arena}
 
 
 def main() -> None:
@@ -272,9 +275,9 @@ def main() -> None:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     methods = dict.fromkeys(METHODS[name] for name in args.only)
-    whole = args.only == list(COMPARISONS)
+    all_comparisons = args.only == list(COMPARISONS)
     report.publish(
-        "heterogeneous" if whole else f"heterogeneous_{'_'.join(args.only)}",
+        "heterogeneous" if all_comparisons else f"heterogeneous_{'_'.join(args.only)}",
         "Networks of their own against one shared padded network, and masks against none",
         sections,
         {"threads of torch": args.threads, "recipes": f"{SPEECH}, {TAG}, {haunted_arena.ARENA}"},

@@ -92,9 +92,9 @@ def dataset_of(expert: Path | str, task: str, folder: Path, seed: int, episodes:
     from torchrl_marl.apps.record import record
 
     if not folder.exists():
-        own = {"settings": {"env.max_steps": 100}} if expert == "heuristic" else {}
+        record_kwargs = {"settings": {"env.max_steps": 100}} if expert == "heuristic" else {}
         recipe = (f"vmas_{task}_mappo",) if expert == "heuristic" else ()
-        record(expert, folder, *recipe, episodes=episodes, seed=seed, **own)
+        record(expert, folder, *recipe, episodes=episodes, seed=seed, **record_kwargs)
     return folder
 
 
@@ -116,19 +116,19 @@ def offline_rows(task: str, args: argparse.Namespace) -> list[list[str]]:
         for name, expert in experts_of(task, seed, args).items():
             folder = args.runs / task / f"data_{name}_seed{seed}"
             data = dataset_of(expert, task, folder, seed, args.recorded)
-            about = json.loads((data / "dataset.json").read_text(encoding="utf-8"))
+            info = json.loads((data / "dataset.json").read_text(encoding="utf-8"))
             row = found.setdefault(name, {})
-            row.setdefault("recorded", []).append(about["returns"]["mean"])
-            for word, settings in METHODS.items():
+            row.setdefault("recorded", []).append(info["returns"]["mean"])
+            for method, settings in METHODS.items():
                 source = {"expert": None, "folder": str(data)}
-                if word == "dagger":
+                if method == "dagger":
                     source = {"expert": str(expert), "folder": None}
-                own = {"data": source, "env": env_of(task), "seed": seed, **settings}
-                folder = args.runs / task / f"{word}_{name}_seed{seed}"
-                run = train("vmas_balance_bc", folder, total_frames=args.frames, **own)
-                row.setdefault(word, []).append(return_of(run))
+                overrides = {"data": source, "env": env_of(task), "seed": seed, **settings}
+                folder = args.runs / task / f"{method}_{name}_seed{seed}"
+                run = train("vmas_balance_bc", folder, total_frames=args.frames, **overrides)
+                row.setdefault(method, []).append(return_of(run))
     return [
-        [name, *(with_span(own, DIGITS[task]) for own in row.values())]
+        [name, *(with_span(returns, DIGITS[task]) for returns in row.values())]
         for name, row in found.items()
     ]
 
@@ -156,8 +156,14 @@ def warm_rows(task: str, args: argparse.Namespace) -> list[list[str]]:
             curves[name].append([float(row["return_mean"]) for row in rows])
             frames = [f"{int(row['frames']):,}" for row in rows]
     return [
-        [at, *(with_span([curve[i] for curve in own], DIGITS[task]) for own in curves.values())]
-        for i, at in enumerate(frames)
+        [
+            n_frames,
+            *(
+                with_span([curve[i] for curve in seed_curves], DIGITS[task])
+                for seed_curves in curves.values()
+            ),
+        ]
+        for i, n_frames in enumerate(frames)
     ]
 
 

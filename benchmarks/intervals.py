@@ -22,28 +22,28 @@ from torchrl_marl.training.statistics import (
 )
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "test" / "support"))
-from reported import WORLDS, write_suite  # noqa: E402
+from reported import TASKS, write_suite  # noqa: E402
 
 SEEDS = (2, 3, 4, 5, 8, 10, 20)
 
 
-def covered(seeds: int, worlds: int, repeats: int) -> list[str]:
+def interval_coverage(seeds: int, n_tasks: int, repeats: int) -> list[str]:
     """Shares of repetitions in which 95 % intervals hold the truth, of normal scores."""
-    held = np.zeros(2)
+    truth_in_interval = np.zeros(2)
     for repeat in range(repeats):
-        random = np.random.default_rng([seeds, worlds, repeat])
-        one, other = (list(random.normal(size=(worlds, seeds))) for _ in range(2))
+        random = np.random.default_rng([seeds, n_tasks, repeat])
+        one, other = (list(random.normal(size=(n_tasks, seeds))) for _ in range(2))
         options = {"resamples": 1000, "seed": repeat}
         mean = estimate(interquartile_mean, one, **options)
         better = estimate(probability_of_improvement, one, other, **options)
-        held += (mean.low <= 0 <= mean.high, better.low <= 0.5 <= better.high)
-    return [str(worlds), str(seeds), *(f"{share:.1%}" for share in held / repeats)]
+        truth_in_interval += (mean.low <= 0 <= mean.high, better.low <= 0.5 <= better.high)
+    return [str(n_tasks), str(seeds), *(f"{share:.1%}" for share in truth_in_interval / repeats)]
 
 
-def reported() -> list[str]:
+def time_report() -> list[str]:
     """Seconds and bytes of a report of 50 made-up runs of 80 evaluations each."""
     with tempfile.TemporaryDirectory() as folder:
-        write_suite(Path(folder) / "suite", WORLDS, seeds=5, points=80)
+        write_suite(Path(folder) / "suite", TASKS, seeds=5, points=80)
         began = time.perf_counter()
         found = write_report(Path(folder) / "suite", Path(folder) / "report")
         seconds = time.perf_counter() - began
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write the table to results")
     args = parser.parse_args()
     report.be_quiet()
-    rows = [covered(n, worlds, args.repeats) for worlds in (1, 5) for n in SEEDS]
+    rows = [interval_coverage(n, n_tasks, args.repeats) for n_tasks in (1, 5) for n in SEEDS]
     head = ["tasks", "seeds", "interquartile mean", "probability of improvement"]
     report.publish(
         "intervals",
@@ -66,7 +66,7 @@ def main() -> None:
             ("Intervals of 95 % that hold the truth", report.markdown_table(head, rows)),
             (
                 "A report",
-                report.markdown_table(["runs", "seconds", "MB of its page"], [reported()]),
+                report.markdown_table(["runs", "seconds", "MB of its page"], [time_report()]),
             ),
         ],
         {},

@@ -37,22 +37,22 @@ def result(side: str, seed: int, folder: Path, args: argparse.Namespace) -> Resu
     if not path.is_file():
         print(f"{SIDES[side]}, seed {seed} ...", file=sys.stderr)
         options = {"--seed": seed, "--envs": args.envs, "--frames": args.frames, "--out": path}
-        words = [str(word) for option in options.items() for word in option]
+        option_args = [str(word) for option in options.items() for word in option]
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
         environment["OMP_NUM_THREADS"] = "1"
-        subprocess.run([args.python, str(SCRIPT), side, *words], check=True, env=environment)
+        subprocess.run([args.python, str(SCRIPT), side, *option_args], check=True, env=environment)
     return json.loads(path.read_text(encoding="utf-8"))
 
 
 def table(found: dict[str, list[Result]]) -> str:
     """A row for each side."""
     rows = []
-    for side, each in found.items():
-        returns = [result["return"] for result in each]
+    for side, results in found.items():
+        returns = [result["return"] for result in results]
         spread = f"{min(returns):.2f} to {max(returns):.2f}" if len(returns) > 1 else ""
-        taken = [statistics.median(result[key] for result in each) for key in ("seconds", "cpu")]
-        trained = [f"{seconds:.0f}" for seconds in taken] if side != "random" else ["", ""]
-        lasting = statistics.fmean(result["steps"] for result in each)
+        times = [statistics.median(result[key] for result in results) for key in ("seconds", "cpu")]
+        trained = [f"{seconds:.0f}" for seconds in times] if side != "random" else ["", ""]
+        lasting = statistics.fmean(result["steps"] for result in results)
         mean = f"{statistics.fmean(returns):.2f}"
         rows.append([SIDES[side], mean, spread, f"{lasting:.0f}", *trained])
     header = ["", "return", "of the seeds", "steps of an episode", "seconds", "CPU-seconds"]
@@ -73,7 +73,9 @@ def publish(found: dict[str, list[Result]], args: argparse.Namespace) -> None:
                 f"{name} {x}" for name, x in found["skrl"][0]["versions"].items()
             ),
             "load of the machine": ", ".join(
-                f"{side} {result['load']:.1f}" for side, each in found.items() for result in each
+                f"{side} {result['load']:.1f}"
+                for side, results in found.items()
+                for result in results
             ),
         },
         f"""Both sides train in {args.envs} envs of Isaac-Pendulum-MARL-Direct on Newton's physics,

@@ -51,12 +51,12 @@ Act = Callable[[Any], Any]
 Trained = tuple[float, float, Act]
 
 
-def files(folder: Path) -> dict[str, str]:
+def write_robot_files(folder: Path) -> dict[str, str]:
     """Newton's cart with two poles, with the joints' names of the task, and a plane."""
     newton = Path(next(iter(find_spec("newton").submodule_search_locations)))
     robot = (newton / "examples" / "assets" / "cartpole.usda").read_text(encoding="utf-8")
-    for theirs, task_s in JOINTS.items():
-        robot = robot.replace(theirs, task_s)
+    for newton_name, task_name in JOINTS.items():
+        robot = robot.replace(newton_name, task_name)
     texts = {"robot": robot, "ground": GROUND}
     for name, text in texts.items():
         (folder / f"{name}.usda").write_text(text, encoding="utf-8")
@@ -68,18 +68,21 @@ def train_ours(folder: Path, args: argparse.Namespace) -> Trained:
     from torchrl_marl.recipes import load_config
     from torchrl_marl.training.trainer import start_training
 
-    own = {"seed": args.seed, "device": "cpu", "total_frames": args.frames}
-    own |= {"env.num_envs": args.envs, "env.kwargs.usd_path": files(folder)}
-    own |= {"frames_per_batch": ROLLOUT * args.envs, "learner.minibatch_size": ROLLOUT * args.envs}
-    own |= {"folder": str(folder / "run")}
-    own |= {"logging.progress": False, "checkpoint.every_iterations": 0}
-    training = start_training(load_config(RECIPE, own), None)
+    overrides = {"seed": args.seed, "device": "cpu", "total_frames": args.frames}
+    overrides |= {"env.num_envs": args.envs, "env.kwargs.usd_path": write_robot_files(folder)}
+    overrides |= {
+        "frames_per_batch": ROLLOUT * args.envs,
+        "learner.minibatch_size": ROLLOUT * args.envs,
+    }
+    overrides |= {"folder": str(folder / "run")}
+    overrides |= {"logging.progress": False, "checkpoint.every_iterations": 0}
+    training = start_training(load_config(RECIPE, overrides), None)
     began, cpu = time.perf_counter(), time.process_time()
     while not training.done:
         training.step()
-    taken = time.perf_counter() - began, time.process_time() - cpu
+    times = time.perf_counter() - began, time.process_time() - cpu
     training.close()
-    return *taken, training.run.policy
+    return *times, training.run.policy
 
 
 def train_skrl(folder: Path, args: argparse.Namespace) -> Trained:
@@ -91,7 +94,12 @@ def train_skrl(folder: Path, args: argparse.Namespace) -> Trained:
     from torchrl_marl.envs.isaaclab.build import build_task
 
     task = build_task(
-        TASK, num_envs=args.envs, seed=args.seed, device="cpu", settings={}, usd_path=files(folder)
+        TASK,
+        num_envs=args.envs,
+        seed=args.seed,
+        device="cpu",
+        settings={},
+        usd_path=write_robot_files(folder),
     )
     settings = Path(pendulum.__file__).parent / "agents" / "skrl_marl_mappo_cfg.yaml"
     config = Runner.load_cfg_from_yaml(str(settings))
@@ -103,18 +111,18 @@ def train_skrl(folder: Path, args: argparse.Namespace) -> Trained:
     runner = Runner(wrap_env(task, wrapper="isaaclab-multi-agent"), config)
     began, cpu = time.perf_counter(), time.process_time()
     runner.trainer.train()
-    taken = time.perf_counter() - began, time.process_time() - cpu
+    times = time.perf_counter() - began, time.process_time() - cpu
     task.close()
-    return *taken, acting(runner.agent)
+    return *times, deterministic_policy(runner.agent)
 
 
-def acting(agent: Any) -> Act:
+def deterministic_policy(agent: Any) -> Act:
     """The likeliest actions of skrl's agents."""
 
     def act(td: Any) -> Any:
         for name in agent.possible_agents:
-            seen = agent._observation_preprocessor[name](td[name, "observation"][:, 0])
-            _, outputs = agent.policies[name].act({"observations": seen}, role="policy")
+            observation = agent._observation_preprocessor[name](td[name, "observation"][:, 0])
+            _, outputs = agent.policies[name].act({"observations": observation}, role="policy")
             td[name, "action"] = outputs["mean_actions"].unsqueeze(1)
         return td
 
@@ -134,7 +142,7 @@ def random_actions(folder: Path, args: argparse.Namespace) -> Trained:
 
 
 @torch.no_grad()
-def measured(act: Act, folder: Path, **ranges: float) -> dict[str, float]:
+def play_first_episodes(act: Act, folder: Path, **ranges: float) -> dict[str, float]:
     """Return and length of the first episode of each env, with these ranges of actions."""
     from torchrl_marl.envs import make_env
 
@@ -145,7 +153,7 @@ def measured(act: Act, folder: Path, **ranges: float) -> dict[str, float]:
         device="cpu",
         **ranges,
         state="world",
-        usd_path=files(folder),
+        usd_path=write_robot_files(folder),
     )
     td, returns, steps = env.reset(), torch.zeros(PLAYED), torch.zeros(PLAYED)
     running = torch.ones(PLAYED, dtype=torch.bool)
@@ -173,7 +181,7 @@ def main() -> None:
         seconds, cpu, act = train(folder, args)
         load = os.getloadavg()[0]
         with set_exploration_type(ExplorationType.DETERMINISTIC):
-            result: dict[str, Any] = measured(act, folder, **RANGES[args.side])
+            result: dict[str, Any] = play_first_episodes(act, folder, **RANGES[args.side])
     result |= {"seconds": seconds, "cpu": cpu, "load": load}
     result["versions"] = {name: version(name) for name in PACKAGES}
     args.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

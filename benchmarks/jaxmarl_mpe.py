@@ -39,16 +39,16 @@ def train(side: str, seed: int, path: Path, args: argparse.Namespace) -> Result:
     if side in OURS:
         task = f"jaxmarl_{args.task}"
         return jaxmarl_peers.train_ours("mpe", task, "return", side, seed, path, args)
-    own = {"--task": f"MPE_{args.task}_v{args.version}", "--episodes": args.episodes}
-    return jaxmarl_peers.train_theirs(SCRIPT, side, seed, path, args, own)
+    script_options = {"--task": f"MPE_{args.task}_v{args.version}", "--episodes": args.episodes}
+    return jaxmarl_peers.train_theirs(SCRIPT, side, seed, path, args, script_options)
 
 
 def table(found: dict[str, list[Result]]) -> str:
     """A row for each side."""
     rows = []
-    for side, each in found.items():
-        earned = [one["return"] for one in each]
-        seconds = [jaxmarl_peers.seconds(one) for one in each]
+    for side, results in found.items():
+        earned = [result["return"] for result in results]
+        seconds = [jaxmarl_peers.seconds(result) for result in results]
         of_seeds = ", ".join(f"{x:.2f}" for x in earned)
         figures = [f"{statistics.fmean(earned):.2f}", ", ".join(f"{x:,.0f}" for x in seconds)]
         rows.append([{**THEIRS, **OURS}[side], of_seeds, *figures])

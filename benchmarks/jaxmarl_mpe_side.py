@@ -34,12 +34,15 @@ def policy_of(
         norm, dueling = settings["NORM_TYPE"], settings.get("DUELING", False)
         sizes = {"hidden_size": settings["HIDDEN_SIZE"], "num_layers": settings["NUM_LAYERS"]}
         q_network = module.QNetwork(action_dim=n_actions, norm_type=norm, dueling=dueling, **sizes)
-        held = {"params": state[0].params, "batch_stats": state[0].batch_stats}
-        return lambda h, seen, done: (h, jnp.argmax(q_network.apply(held, seen), -1)), 1
+        variables = {"params": state[0].params, "batch_stats": state[0].batch_stats}
+        return lambda h, observation, done: (
+            h,
+            jnp.argmax(q_network.apply(variables, observation), -1),
+        ), 1
     if "ActorCritic" in vars(module):
         network = module.ActorCritic(n_actions, settings["ACTIVATION"])
-        of = lambda seen: network.apply(state[0].params, seen)[0].logits  # noqa: E731
-        return lambda h, seen, done: (h, jnp.argmax(of(seen), -1)), 1
+        logits_of = lambda observation: network.apply(state[0].params, observation)[0].logits  # noqa: E731
+        return lambda h, observation, done: (h, jnp.argmax(logits_of(observation), -1)), 1
     return jaxmarl_side.recurrent_policy(module, settings, state, n_actions)
 
 
@@ -57,8 +60,8 @@ def returns(env: Any, policy: Policy, width: int, episodes: int, with_ids: bool)
 
 def main() -> None:
     """Trains, plays, and writes the result."""
-    about = "environment, such as MPE_simple_spread_v3"
-    args = jaxmarl_side.arguments(__doc__, FILES, "--task", "--episodes", about)
+    env_help = "environment, such as MPE_simple_spread_v3"
+    args = jaxmarl_side.arguments(__doc__, FILES, "--task", "--episodes", env_help)
     program, file = FILES[args.algorithm]
     settings = {"ENV_KWARGS": {}} | jaxmarl_side.settings_of(file, args, ENV_NAME=args.task)
     module = jaxmarl_side.script(program, args)

@@ -17,7 +17,7 @@ from typing import Any
 import foreign
 import peers
 import report
-from jaxmarl_recipes import episodes_of
+from jaxmarl_recipes import play_episodes
 
 __all__ = ["arguments", "publish", "results", "seconds", "train_ours", "train_theirs"]
 
@@ -86,7 +86,7 @@ def train_theirs(
     seed: int,
     path: Path,
     args: argparse.Namespace,
-    own: Mapping[str, Any],
+    script_options: Mapping[str, Any],
 ) -> Result:
     """Trains by JaxMARL, and returns what its process has written.
 
@@ -96,7 +96,7 @@ def train_theirs(
         seed (int): random seed.
         path (Path): file of the result.
         args (Namespace): from :func:`arguments`.
-        own (mapping): options that only this script has.
+        script_options (mapping): options that only this script has.
     """
     source = (args.jaxmarl or checkout()).resolve()
     options = {
@@ -109,7 +109,7 @@ def train_theirs(
     python = args.python or foreign.make_environment(foreign.environments() / "jaxmarl_smax", NEEDS)
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     environment |= {"OMP_NUM_THREADS": "1", "XLA_FLAGS": ONE_THREAD}
-    return peers.train_by_script(python, script, {**options, **own}, environment)
+    return peers.train_by_script(python, script, {**options, **script_options}, environment)
 
 
 def train_ours(
@@ -127,11 +127,11 @@ def train_ours(
     evaluation = {"every_frames": args.frames, "episodes": 2}
     settings = {"quick": args.quick, "frames": args.frames, "evaluation": evaluation}
     found = peers.train_by_suite(suite, side, task, seed, path.with_suffix(""), **settings)
-    mean = played(Run.load(found.folder), args.episodes, measured)
+    mean = mean_of_episodes(Run.load(found.folder), args.episodes, measured)
     return {measured: mean, "training": found.summary["seconds"], "load": os.getloadavg()[0]}
 
 
-def played(run: Any, episodes: int, measured: str) -> float:
+def mean_of_episodes(run: Any, episodes: int, measured: str) -> float:
     """Returns a mean over the first episode of each copy, by the likeliest actions.
 
     Args:
@@ -147,16 +147,16 @@ def played(run: Any, episodes: int, measured: str) -> float:
     config = replace(run.config.env, info=measured == "won")
     env = with_memory(make_env(config, seed=12345, num_envs=episodes), run.policy)
     with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
-        mean = episodes_of(env, run.policy)[measured]
+        mean = play_episodes(env, run.policy)[measured]
     env.close()
     return mean
 
 
-def results(world: str, train: Train, args: argparse.Namespace) -> dict[str, list[Result]]:
+def results(env_name: str, train: Train, args: argparse.Namespace) -> dict[str, list[Result]]:
     """Returns the results of all sides and seeds; those of an earlier call are reused.
 
     Args:
-        world (str): name of the task or map.
+        env_name (str): name of the task or map.
         train (callable): trains a side with a seed; gets the result's file and the options.
         args (Namespace): from :func:`arguments`.
     """
@@ -167,9 +167,9 @@ def results(world: str, train: Train, args: argparse.Namespace) -> dict[str, lis
         folder.mkdir(parents=True, exist_ok=True)
 
         def result(side: str, seed: int) -> Result:
-            path = folder / f"{world}_{side}_{args.frames}_seed{seed}.json"
-            what = f"{side} on {world}, seed {seed}"
-            return peers.kept(path, what, lambda: train(side, seed, path, args))
+            path = folder / f"{env_name}_{side}_{args.frames}_seed{seed}.json"
+            title = f"{side} on {env_name}, seed {seed}"
+            return peers.load_or_train(path, title, lambda: train(side, seed, path, args))
 
         return {side: [result(side, seed) for seed in args.seeds] for side in args.sides}
 
@@ -183,7 +183,7 @@ def seconds(one: Result) -> float:
 
 
 def publish(
-    what: str,
+    report_name: str,
     title: str,
     section: tuple[str, str],
     method: str,
@@ -193,25 +193,27 @@ def publish(
     """Prints the report, and writes it with ``--write``.
 
     Args:
-        what (str): the result's name.
+        report_name (str): the result's name.
         title (str): its heading.
         section (tuple): heading of the table, and the table.
         method (str): how it was measured.
         found (mapping): side -> results.
         args (Namespace): from :func:`arguments`.
     """
-    each = [(side, one) for side, of_seeds in found.items() for one in of_seeds]
-    versions = next((one["versions"] for _, one in each if "versions" in one), {})
+    runs = [(side, result) for side, of_seeds in found.items() for result in of_seeds]
+    versions = next((result["versions"] for _, result in runs if "versions" in result), {})
     named = {"versions on JaxMARL's side": ", ".join(f"{k} {x}" for k, x in versions.items())}
     report.publish(
-        what,
+        report_name,
         title,
         [section],
         {
             **({"JaxMARL": f"commit {COMMIT}", **named} if versions else {}),
             "seeds": ", ".join(str(seed) for seed in args.seeds),
             "threads of torch and of JAX": 1,
-            "load of the machine": ", ".join(f"{side} {one['load']:.1f}" for side, one in each),
+            "load of the machine": ", ".join(
+                f"{side} {result['load']:.1f}" for side, result in runs
+            ),
         },
         method,
         write=args.write and not args.quick,

@@ -55,7 +55,7 @@ def make_env(recipe: str, num_envs: int, **changes: Any) -> Any:
     return torchrl_marl.envs.make_env(config, seed=12345, num_envs=num_envs)
 
 
-def episodes_of(env: Any, act: Callable[..., Any]) -> dict[str, float]:
+def play_episodes(env: Any, act: Callable[..., Any]) -> dict[str, float]:
     """Means over the first episode of each env: an agent's return, and the battles won."""
     import torch
 
@@ -67,32 +67,35 @@ def episodes_of(env: Any, act: Callable[..., Any]) -> dict[str, float]:
         step, carry = env.step_and_maybe_reset(act(carry))
         after = step["next"]
         returns += running * after[group, "reward"].mean(1).squeeze(-1)
-        told = after[group].get("info", None)
-        if told is not None and "won" in told.keys():
-            won += running * told["won"][:, 0, 0]
+        info = after[group].get("info", None)
+        if info is not None and "won" in info.keys():
+            won += running * info["won"][:, 0, 0]
         running &= ~after["done"].squeeze(-1)
     return {"return": returns.mean().item(), "won": won.mean().item()}
 
 
-def measures_of(run: Any, recipe: str, n: int) -> list[tuple[str, float, float]]:
+def measure_policies(run: Any, recipe: str, n: int) -> list[tuple[str, float, float]]:
     """What is measured, of the policy and of random actions."""
     import torch
     from torchrl.envs.utils import ExplorationType, set_exploration_type
 
     from torchrl_marl.envs import with_memory
 
-    worlds = {"": with_memory(make_env(recipe, n), run.policy)}
+    envs = {"": with_memory(make_env(recipe, n), run.policy)}
     if "spread" in recipe:
         changes = {"library": "pettingzoo", "name": TWIN, "workers": 2, "max_steps": None}
-        worlds[f", in {TWIN}"] = make_env(recipe, n, **changes)
+        envs[f", in {TWIN}"] = make_env(recipe, n, **changes)
     rows = []
-    for where, env in worlds.items():
+    for suffix, env in envs.items():
         # Without what is for training only, such as a shaped reward.
         measured = getattr(env, "measured", contextlib.nullcontext)
         with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC), measured():
-            learned, drawn = episodes_of(env, run.policy), episodes_of(env, env.rand_action)
+            trained_means, random_means = (
+                play_episodes(env, run.policy),
+                play_episodes(env, env.rand_action),
+            )
         key = "won" if "smax" in recipe else "return"
-        rows.append((key + where, learned[key], drawn[key]))
+        rows.append((key + suffix, trained_means[key], random_means[key]))
         env.close()
     return rows
 
@@ -109,10 +112,12 @@ def train(recipe: str, seed: int, args: argparse.Namespace) -> list[list[str]]:
         overrides["total_frames"] = args.frames
     run = torchrl_marl.train(recipe, seed=seed, folder=str(folder), **overrides)
     rows = []
-    for what, after, drawn in measures_of(run, recipe, 8 if args.quick else args.episodes):
-        numbers = [f"{after:.3f}", f"{drawn:.3f}", GOALS[recipe]]
+    for quantity, trained_mean, random_mean in measure_policies(
+        run, recipe, 8 if args.quick else args.episodes
+    ):
+        numbers = [f"{trained_mean:.3f}", f"{random_mean:.3f}", GOALS[recipe]]
         spent = [f"{run.summary['frames']:,}", f"{run.summary['seconds']:.0f}"]
-        rows.append([recipe, str(seed), what, *numbers, *spent])
+        rows.append([recipe, str(seed), quantity, *numbers, *spent])
     return rows
 
 
@@ -122,10 +127,10 @@ def means_of(rows: list[list[str]]) -> list[list[str]]:
     for row in rows:
         groups.setdefault((row[0], row[2]), []).append(row)
     means = []
-    for (recipe, what), own in groups.items():
-        numbers = [f"{statistics.mean(float(row[i]) for row in own):.3f}" for i in (3, 4)]
-        seconds = statistics.mean(float(row[7]) for row in own)
-        means.append([recipe, "mean", what, *numbers, *own[0][5:7], f"{seconds:.0f}"])
+    for (recipe, quantity), seed_rows in groups.items():
+        numbers = [f"{statistics.mean(float(row[i]) for row in seed_rows):.3f}" for i in (3, 4)]
+        seconds = statistics.mean(float(row[7]) for row in seed_rows)
+        means.append([recipe, "mean", quantity, *numbers, *seed_rows[0][5:7], f"{seconds:.0f}"])
     return means
 
 

@@ -45,41 +45,41 @@ Policy = Callable[..., tuple[Any, Any]]
 def arguments(
     description: str | None,
     algorithms: Mapping[str, Any],
-    world: str,
+    env_option: str,
     episodes: str,
-    world_help: str | None = None,
+    env_help: str | None = None,
 ) -> argparse.Namespace:
     """Reads the command line.
 
     Args:
         description (str, optional): the script's docstring.
         algorithms (mapping): what JaxMARL can train.
-        world, episodes (str): options for the environment's name and the number of episodes.
-        world_help (str, optional): what the former means.
+        env_option, episodes (str): options for the environment's name and the number of episodes.
+        env_help (str, optional): what the former means.
     """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--source", type=Path, required=True, help="checkout of JaxMARL")
     parser.add_argument("--algorithm", choices=list(algorithms), required=True)
-    parser.add_argument(world, required=True, help=world_help)
+    parser.add_argument(env_option, required=True, help=env_help)
     for name in ("--seed", "--frames", episodes):
         parser.add_argument(name, type=int, required=True)
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()
 
 
-def settings_of(file: str, args: argparse.Namespace, **world: Any) -> dict[str, Any]:
+def settings_of(file: str, args: argparse.Namespace, **env_settings: Any) -> dict[str, Any]:
     """Returns JaxMARL's settings, with what is changed here.
 
     Args:
         file (str): of the settings, in JaxMARL's folder ``baselines``.
         args (Namespace): from :func:`arguments`.
-        **world: setting that names the environment.
+        **env_settings: setting that names the environment.
     """
     read = yaml.safe_load((args.source / "baselines" / file).read_text(encoding="utf-8"))
     settings = {name: _number(value) for name, value in read.items()}
-    changed = {**world, "SEED": args.seed, "TOTAL_TIMESTEPS": args.frames}
+    changed = {**env_settings, "SEED": args.seed, "TOTAL_TIMESTEPS": args.frames}
     return {**settings, **changed, "WANDB_MODE": "disabled", "TEST_DURING_TRAINING": False}
 
 
@@ -98,7 +98,7 @@ def script(file: str, args: argparse.Namespace) -> types.ModuleType:
         sys.modules[name] = types.ModuleType(name)
     sys.modules["hydra"].main = lambda **options: lambda function: function
     sys.modules["omegaconf"].OmegaConf = None
-    sys.modules["wandb"].log = lambda *given, **named: None
+    sys.modules["wandb"].log = lambda *_args, **_kwargs: None
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -108,8 +108,12 @@ def script(file: str, args: argparse.Namespace) -> types.ModuleType:
 
 def train(module: types.ModuleType, settings: dict[str, Any], env: Any) -> dict[str, Any]:
     """Trains; returns the script's last state, and the seconds of compiling and of training."""
-    own = {**settings}  # the script adds to it
-    function = module.make_train(own, env) if "QNetwork" in vars(module) else module.make_train(own)
+    script_settings = {**settings}  # the script adds to it
+    function = (
+        module.make_train(script_settings, env)
+        if "QNetwork" in vars(module)
+        else module.make_train(script_settings)
+    )
     key, began = jax.random.PRNGKey(settings["SEED"]), time.perf_counter()
     run = jax.jit(function).lower(key).compile()
     compiled = time.perf_counter()
@@ -135,12 +139,14 @@ def recurrent_policy(
     kind = module.ActorRNN if "ActorRNN" in vars(module) else module.ActorCriticRNN
     network = kind(n_actions, config=settings)
 
-    def act(hidden: Any, seen: Any, done: Any, *legal: Any) -> tuple[Any, Any]:
+    def act(hidden: Any, observation: Any, done: Any, *legal: Any) -> tuple[Any, Any]:
         shape = done.shape
-        hidden, seen, done, *legal = (
-            x.reshape(-1, *x.shape[2:]) for x in (hidden, seen, done, *legal)
+        hidden, observation, done, *legal = (
+            x.reshape(-1, *x.shape[2:]) for x in (hidden, observation, done, *legal)
         )
-        hidden, pi, *_ = network.apply(trained.params, hidden, (seen[None], done[None], *legal))
+        hidden, pi, *_ = network.apply(
+            trained.params, hidden, (observation[None], done[None], *legal)
+        )
         return hidden.reshape(*shape, -1), jnp.argmax(pi.logits[0], -1).reshape(shape)
 
     return act, settings["GRU_HIDDEN_DIM"]
@@ -175,18 +181,18 @@ def play(
         return jnp.stack([of_agents[agent] for agent in env.agents])
 
     def step(carry: Any, key: Any) -> tuple[Any, Any]:
-        hidden, seen, done, state = carry
+        hidden, observations, done, state = carry
         legal = [stacked(manager.get_valid_actions(state.env_state))] if masked else []
-        hidden, actions = policy(hidden, seen, done, *legal)
+        hidden, actions = policy(hidden, observations, done, *legal)
         by_agent = dict(zip(env.agents, actions))
-        seen, state, reward, done, info = manager.batch_step(key, state, by_agent)
-        return (hidden, stacked(seen), stacked(done), state), (reward, done, info)
+        observations, state, reward, done, info = manager.batch_step(key, state, by_agent)
+        return (hidden, stacked(observations), stacked(done), state), (reward, done, info)
 
     keys = jax.random.split(jax.random.PRNGKey(12345), steps + 1)
-    seen, state = manager.batch_reset(keys[0])
-    none = jnp.zeros((env.num_agents, episodes), dtype=bool)
+    observations, state = manager.batch_reset(keys[0])
+    not_done = jnp.zeros((env.num_agents, episodes), dtype=bool)
     hidden = jnp.zeros((env.num_agents, episodes, width))
-    return jax.lax.scan(step, (hidden, stacked(seen), none, state), keys[1:])[1]
+    return jax.lax.scan(step, (hidden, stacked(observations), not_done, state), keys[1:])[1]
 
 
 def write(measured: dict[str, float], found: dict[str, Any], out: Path) -> None:

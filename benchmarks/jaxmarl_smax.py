@@ -38,16 +38,16 @@ def train(side: str, seed: int, path: Path, args: argparse.Namespace) -> Result:
     """Trains JaxMARL's or ours, and returns its result."""
     if side in OURS:
         return jaxmarl_peers.train_ours("smax", args.map, "won", side, seed, path, args)
-    own = {"--map": args.map, "--battles": args.episodes}
-    return jaxmarl_peers.train_theirs(SCRIPT, side, seed, path, args, own)
+    script_options = {"--map": args.map, "--battles": args.episodes}
+    return jaxmarl_peers.train_theirs(SCRIPT, side, seed, path, args, script_options)
 
 
 def table(found: dict[str, list[Result]], frames: int) -> str:
     """A row for each side."""
     rows = []
-    for side, each in found.items():
-        won = [one["won"] for one in each]
-        seconds = statistics.fmean(jaxmarl_peers.seconds(one) for one in each)
+    for side, results in found.items():
+        won = [result["won"] for result in results]
+        seconds = statistics.fmean(jaxmarl_peers.seconds(result) for result in results)
         of_seeds = ", ".join(f"{x:.3f}" for x in won)
         name = {**THEIRS, **OURS}[side]
         figures = [f"{statistics.fmean(won):.3f}", f"{seconds:,.0f}", f"{frames / seconds:,.0f}"]

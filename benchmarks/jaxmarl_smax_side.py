@@ -35,11 +35,13 @@ def policy_of(
     norm = {"norm_type": settings["NORM_TYPE"], "norm_input": settings["NORM_INPUT"]}
     sizes = {"hidden_size": settings["HIDDEN_SIZE"], "num_layers": settings["NUM_LAYERS"]}
     network = module.QNetwork(action_dim=n_actions, **norm, **sizes)
-    held = {"params": state[0].params, "batch_stats": state[0].batch_stats}
+    variables = {"params": state[0].params, "batch_stats": state[0].batch_stats}
 
-    def act(hidden: Any, seen: Any, done: Any, legal: Any) -> tuple[Any, Any]:
-        over = jax.vmap(network.apply, in_axes=(None, 0, 0, 0, None))
-        hidden, values = over(held, hidden, seen[:, None], done[:, None], False)
+    def act(hidden: Any, observation: Any, done: Any, legal: Any) -> tuple[Any, Any]:
+        batched_apply = jax.vmap(network.apply, in_axes=(None, 0, 0, 0, None))
+        hidden, values = batched_apply(
+            variables, hidden, observation[:, None], done[:, None], False
+        )
         return hidden, jnp.argmax(values[:, 0] - (1 - legal) * 1e10, -1)
 
     return act, settings["HIDDEN_SIZE"]

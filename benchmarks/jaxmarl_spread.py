@@ -34,13 +34,13 @@ def make_stepper(env: Any, args: argparse.Namespace) -> tuple[Callable[..., Any]
         key, state = carry
         key, acting, stepping = jax.random.split(key, 3)
         shape = (len(env.agents), args.envs)
-        drawn = jax.random.randint(acting, shape, 0, n_actions)
-        actions = dict(zip(env.agents, drawn))
+        random_actions = jax.random.randint(acting, shape, 0, n_actions)
+        actions = dict(zip(env.agents, random_actions))
         keys = jax.random.split(stepping, args.envs)
         obs, state, reward, done, _ = jax.vmap(env.step)(keys, state, actions)
         # Results are summed up, so that the compiler must work them out.
-        seen = sum(x.sum() for x in (*obs.values(), *reward.values()))
-        return (key, state), (seen, done["__all__"].sum())
+        total = sum(x.sum() for x in (*obs.values(), *reward.values()))
+        return (key, state), (total, done["__all__"].sum())
 
     key = jax.random.PRNGKey(0)
     _, state = jax.vmap(env.reset)(jax.random.split(key, args.envs))
@@ -105,9 +105,9 @@ def make_trainer(env: Any, args: argparse.Namespace) -> tuple[Callable[..., Any]
 
     def advantage(carry, step):
         gae, following = carry
-        going_on = 1 - step.done
-        delta = step.reward + GAMMA * following * going_on - step.value
-        gae = delta + GAMMA * LMBDA * going_on * gae
+        not_done = 1 - step.done
+        delta = step.reward + GAMMA * following * not_done - step.value
+        gae = delta + GAMMA * LMBDA * not_done * gae
         return (gae, step.value), gae
 
     def loss(params, step, gae, target):
@@ -121,13 +121,13 @@ def make_trainer(env: Any, args: argparse.Namespace) -> tuple[Callable[..., Any]
         return actor + CRITIC * critic - ENTROPY * entropy
 
     def update(carry, minibatch):
-        params, moments = carry
+        params, opt_state = carry
         value, gradient = jax.value_and_grad(loss)(params, *minibatch)
-        changes, moments = optimizer.update(gradient, moments)
-        return (optax.apply_updates(params, changes), moments), value
+        changes, opt_state = optimizer.update(gradient, opt_state)
+        return (optax.apply_updates(params, changes), opt_state), value
 
     def iterate(carry):
-        params, moments, state, obs, key = carry
+        params, opt_state, state, obs, key = carry
         rollout = (params, state, obs, key)
         (_, state, obs, key), steps = jax.lax.scan(act_and_step, rollout, None, args.steps)
         last = networks.apply(params, obs)[1]
@@ -143,8 +143,8 @@ def make_trainer(env: Any, args: argparse.Namespace) -> tuple[Callable[..., Any]
             return jax.lax.scan(update, carry, minibatches)
 
         key, *epochs = jax.random.split(key, args.epochs + 1)
-        (params, moments), values = jax.lax.scan(epoch, (params, moments), jnp.stack(epochs))
-        return (params, moments, state, obs, key), (values.mean(), steps.reward.mean())
+        (params, opt_state), values = jax.lax.scan(epoch, (params, opt_state), jnp.stack(epochs))
+        return (params, opt_state, state, obs, key), (values.mean(), steps.reward.mean())
 
     key = jax.random.PRNGKey(0)
     obs, state = jax.vmap(env.reset)(jax.random.split(key, args.envs))

@@ -22,7 +22,7 @@ import report
 
 BASELINE = "pure JAX, a call a step"
 OURS = "JaxMarlEnv.step_and_maybe_reset"
-WORLDS: dict[str, tuple[str, dict[str, Any]]] = {
+ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "simple_spread": ("MPE_simple_spread_v3", {"continuous_actions": False}),
     "SMAX 3m": ("HeuristicEnemySMAX", {"scenario": "3m", "state": "world"}),
 }
@@ -42,8 +42,10 @@ def make_pure(name: str, num_envs: int, n_steps: int, warmup: int) -> Callable[[
     def step(key: Any, state: Any) -> Any:
         key, acting, stepping = jax.random.split(key, 3)
         keys = jax.random.split(acting, len(env.agents))
-        drawn = [jax.random.randint(own, (num_envs,), 0, n_actions) for own in keys]
-        actions = dict(zip(env.agents, drawn))
+        random_actions = [
+            jax.random.randint(agent_key, (num_envs,), 0, n_actions) for agent_key in keys
+        ]
+        actions = dict(zip(env.agents, random_actions))
         keys = jax.random.split(stepping, num_envs)
         return (key, *jax.vmap(env.step)(keys, state, actions))
 
@@ -73,17 +75,17 @@ def make_ours(
     env = JaxMarlEnv(name, num_envs=num_envs, seed=0, **kwargs)
     (group,) = env.group_map
     spec = env.full_action_spec[group, "action"]
-    held = [env.reset()]
+    current = [env.reset()]
     for _ in range(warmup):  # new episodes here and there, so that they end at different times
-        carry = env.step_and_maybe_reset(env.rand_action(held[0]))[1]
-        held[0] = env.reset(carry.set("_reset", torch.rand(num_envs, 1) < 0.1))
+        carry = env.step_and_maybe_reset(env.rand_action(current[0]))[1]
+        current[0] = env.reset(carry.set("_reset", torch.rand(num_envs, 1) < 0.1))
 
     def loop() -> Any:
-        carry = held[0]
+        carry = current[0]
         for _ in range(n_steps):
             action = torch.randint(spec.space.n, spec.shape)
             step, carry = env.step_and_maybe_reset(carry.set((group, "action"), action))
-        held[0] = carry
+        current[0] = carry
         return step
 
     return loop
@@ -93,7 +95,7 @@ def measure(args: argparse.Namespace) -> list[list[str]]:
     """Returns a row for each candidate in each environment."""
     warnings.filterwarnings("ignore")
     rows = []
-    for world, (name, kwargs) in WORLDS.items():
+    for env_name, (name, kwargs) in ENVIRONMENTS.items():
         sizes = (args.envs, args.steps, args.warmup)
         candidates = {
             BASELINE: make_pure(name, *sizes),
@@ -103,7 +105,7 @@ def measure(args: argparse.Namespace) -> list[list[str]]:
         for candidate in candidates:
             frames = args.envs * args.steps / timings.median(candidate)
             ratio = timings.ratio_text(candidate, BASELINE)
-            rows.append([world, candidate, f"{frames:,.0f}", ratio, str(timings.rounds())])
+            rows.append([env_name, candidate, f"{frames:,.0f}", ratio, str(timings.rounds())])
     return rows
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 GROUP = "agents"
 
 
-def fresh_compiler() -> None:
+def reset_compiler() -> None:
     """Forgets what ``torch.compile`` made, and lets it try often enough.
 
     TensorDict's modules share their code: at torch's limit, 8 graphs for a piece of code, the
@@ -31,7 +31,7 @@ def fresh_compiler() -> None:
     torch._dynamo.config.recompile_limit = 64
 
 
-def captured(execution: str) -> dict[str, str]:
+def execution_kwargs(execution: str) -> dict[str, str]:
     """The argument that says how programs run; none where that is step by step."""
     return {} if execution == "eager" else {"execution": execution}
 
@@ -85,14 +85,16 @@ class OurLoop(Loop):
 
         super().__init__()
         env = make_env(config.env, seed=config.seed, device=config.device)
-        team, how = TeamSpec.from_env(env), captured(execution)
-        [self.learner] = build_learners(team, config.learner, device=config.device, **how)
+        team, learner_kwargs = TeamSpec.from_env(env), execution_kwargs(execution)
+        [self.learner] = build_learners(
+            team, config.learner, device=config.device, **learner_kwargs
+        )
         self.policy = TeamPolicy(self.learner.actors.values())
         self.collector = RolloutCollector(
             env,
             self.policy,
             frames_per_batch=config.frames_per_batch,
-            **captured(execution if collecting is None else collecting),
+            **execution_kwargs(execution if collecting is None else collecting),
         )
 
     def collect(self) -> TensorDictBase:

@@ -114,12 +114,12 @@ def compile_once(memory: bool, window: int, quick: bool) -> tuple[float, float]:
     collector = loop_of(config, "eager")[1]
     torch.manual_seed(0)
     batch = collector.rollout()
-    taken = []
+    times = []
     for _ in range(2):
         began, spent = time.perf_counter(), _cpu_time()
         learner.learn(batch.clone())
-        taken.append((time.perf_counter() - began, _cpu_time() - spent))
-    (first, first_cpu), (second, second_cpu) = taken
+        times.append((time.perf_counter() - began, _cpu_time() - spent))
+    (first, first_cpu), (second, second_cpu) = times
     return first - second, first_cpu - second_cpu
 
 
@@ -131,20 +131,20 @@ def _cpu_time() -> float:
 def measure_compiling(args: argparse.Namespace) -> list[list[str]]:
     """A row for every window."""
     cases = {WITHOUT: (False, 0)} | {f"{WITH}, window {n}": (True, n) for n in args.windows}
-    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in cases}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in cases}
     context = multiprocessing.get_context("spawn")
     for _ in range(args.compilations):
         for name, case in cases.items():
             with tempfile.TemporaryDirectory() as folder:
                 os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
                 with ProcessPoolExecutor(1, context) as pool:
-                    taken[name].append(pool.submit(compile_once, *case, args.quick).result())
-            print(name, taken[name][-1], flush=True)
-    least = {name: [min(column) for column in zip(*found)] for name, found in taken.items()}
+                    times[name].append(pool.submit(compile_once, *case, args.quick).result())
+            print(name, times[name][-1], flush=True)
+    fastest = {name: [min(column) for column in zip(*found)] for name, found in times.items()}
     return [
-        [name, *(f"{x:.1f}" for x in found), f"{found[1] / least[WITHOUT][1]:.2f}",
+        [name, *(f"{x:.1f}" for x in found), f"{found[1] / fastest[WITHOUT][1]:.2f}",
          str(args.compilations)]
-        for name, found in least.items()
+        for name, found in fastest.items()
     ]  # fmt: skip
 
 

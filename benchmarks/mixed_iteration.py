@@ -29,7 +29,7 @@ def make_loops(algorithm: str, args: argparse.Namespace) -> dict[str, Any]:
     from torchrl_marl.recipes import load_config
 
     prey = {"algorithm": algorithm, "learning_starts": 0, "replay": {"capacity": 100_000}}
-    rest = {"algorithm": "random"}
+    random_algorithm = {"algorithm": "random"}
     overrides: dict[str, Any] = {"execution": "eager" if args.quick else "compile"}
     if args.quick:
         overrides |= {"env.num_envs": 8, "frames_per_batch": 400, "learner.minibatch_size": 100}
@@ -37,9 +37,9 @@ def make_loops(algorithm: str, args: argparse.Namespace) -> dict[str, Any]:
     loops = {}
     for name, groups in {
         BOTH: {"agent": prey},
-        PREDATORS: {"agent": rest},
-        PREY: {"agent": prey, "adversary": rest},
-        NOBODY: {"agent": rest, "adversary": rest},
+        PREDATORS: {"agent": random_algorithm},
+        PREY: {"agent": prey, "adversary": random_algorithm},
+        NOBODY: {"agent": random_algorithm, "adversary": random_algorithm},
     }.items():
         torch.manual_seed(0)
         loops[name] = TrainLoop(load_config(RECIPE, {**overrides, "groups": groups}))
@@ -62,10 +62,12 @@ def measure(args: argparse.Namespace) -> list[list[str]]:
         )
         for loop in loops.values():
             loop.close()
-        taken = timings.seconds
+        seconds = timings.seconds
         ratios = [
-            both / (one + other - none)
-            for both, one, other, none in zip(*(taken[x] for x in (BOTH, PREDATORS, PREY, NOBODY)))
+            both_seconds / (one + other - nobody_seconds)
+            for both_seconds, one, other, nobody_seconds in zip(
+                *(seconds[x] for x in (BOTH, PREDATORS, PREY, NOBODY))
+            )
         ]
         milliseconds = [f"{1e3 * timings.median(name):,.0f}" for name in loops]
         ratio = f"{statistics.median(ratios):.3f}"

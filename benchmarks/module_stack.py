@@ -43,7 +43,7 @@ MIXED_BASELINES = ("stack", "calls")
 HIDDEN = {"equal hidden": (128,) * 8, "hidden differ": (64, 72, 80, 88, 96, 104, 112, 128)}
 
 
-def perceptron(widths: Sequence[int]) -> nn.Module:
+def make_mlp(widths: Sequence[int]) -> nn.Module:
     """Linear maps with tanh between them."""
     from torch import nn
 
@@ -53,7 +53,7 @@ def perceptron(widths: Sequence[int]) -> nn.Module:
     return nn.Sequential(*layers[:-1])
 
 
-def both_ways(
+def forward_and_backward(
     forward: Callable[[], Tensor | list[Tensor]], parameters: Iterable[Tensor]
 ) -> Callable[[], None]:
     """A forward and a backward from a drawn gradient; gradients do not accumulate."""
@@ -61,11 +61,11 @@ def both_ways(
 
     parameters = list(parameters)
     first = forward()
-    drawn = [torch.randn_like(y) for y in (first if isinstance(first, list) else [first])]
+    gradients = [torch.randn_like(y) for y in (first if isinstance(first, list) else [first])]
 
     def run() -> None:
         y = forward()
-        torch.autograd.backward(y, drawn if isinstance(y, list) else drawn[0])
+        torch.autograd.backward(y, gradients if isinstance(y, list) else gradients[0])
         for parameter in parameters:
             parameter.grad = None
 
@@ -82,9 +82,9 @@ def candidates(n_agents: int, batch: int) -> dict[str, Callable[[], None]]:
 
     torch.manual_seed(0)
     x = torch.randn(batch, n_agents, WIDTHS[0])
-    modules = [perceptron(WIDTHS) for _ in range(n_agents)]
+    modules = [make_mlp(WIDTHS) for _ in range(n_agents)]
     stacked = stack(modules)
-    theirs = {
+    networks = {
         name: MultiAgentMLP(
             n_agent_inputs=WIDTHS[0],
             n_agent_outputs=WIDTHS[-1],
@@ -102,10 +102,12 @@ def candidates(n_agents: int, batch: int) -> dict[str, Callable[[], None]]:
         return torch.stack([module(row) for module, row in zip(modules, x.unbind(1))], 1)
 
     torch.testing.assert_close(stacked(x), loop(), rtol=1e-5, atol=1e-5)
-    runs = {OURS: both_ways(lambda: stacked(x), stacked.parameters())}
-    for name, network in theirs.items():
-        runs[name] = both_ways(lambda network=network: network(x), network.parameters())
-    runs["loop"] = both_ways(loop, [p for module in modules for p in module.parameters()])
+    runs = {OURS: forward_and_backward(lambda: stacked(x), stacked.parameters())}
+    for name, network in networks.items():
+        runs[name] = forward_and_backward(lambda network=network: network(x), network.parameters())
+    runs["loop"] = forward_and_backward(
+        loop, [p for module in modules for p in module.parameters()]
+    )
     return runs
 
 
@@ -118,7 +120,7 @@ def mixed_candidates(hidden: Sequence[int], batch: int) -> dict[str, Callable[[]
     torch.manual_seed(0)
     ends = zip((34, 38, 42, 46, 50, 54, 60, 64), hidden, (2, 3, 4, 5, 6, 7, 8, 8))
     widths = [(i, h, h, o) for i, h, o in ends]
-    modules = [perceptron(w) for w in widths]
+    modules = [make_mlp(w) for w in widths]
     inputs = [torch.randn(batch, w[0]) for w in widths]
     dense = torch.zeros(batch, len(widths), WIDTHS[0])
     for agent, x in enumerate(inputs):
@@ -128,15 +130,17 @@ def mixed_candidates(hidden: Sequence[int], batch: int) -> dict[str, Callable[[]
     def calls() -> list[Tensor]:
         return [module(x) for module, x in zip(modules, inputs)]
 
-    for agent, wanted in enumerate(calls()):
+    for agent, expected in enumerate(calls()):
         for found in (padded(inputs)[agent], separate(inputs)[agent], padded(dense)[:, agent]):
-            own = found[..., : wanted.shape[-1]]
-            torch.testing.assert_close(own, wanted, rtol=1e-5, atol=1e-5)
+            unpadded = found[..., : expected.shape[-1]]
+            torch.testing.assert_close(unpadded, expected, rtol=1e-5, atol=1e-5)
     return {
-        "padded": both_ways(lambda: padded(dense), padded.parameters()),
-        "padded, lists": both_ways(lambda: padded(inputs), padded.parameters()),
-        "stack": both_ways(lambda: separate(inputs), separate.parameters()),
-        "calls": both_ways(calls, [p for module in modules for p in module.parameters()]),
+        "padded": forward_and_backward(lambda: padded(dense), padded.parameters()),
+        "padded, lists": forward_and_backward(lambda: padded(inputs), padded.parameters()),
+        "stack": forward_and_backward(lambda: separate(inputs), separate.parameters()),
+        "calls": forward_and_backward(
+            calls, [p for module in modules for p in module.parameters()]
+        ),
     }
 
 
@@ -162,14 +166,14 @@ def measure(args: argparse.Namespace) -> dict[str, list[list[Any]]]:
     for n_agents in args.agents:
         for batch in args.batches:
             runs = candidates(n_agents, batch)
-            timings = time(runs, args)
+            timings = time_candidates(runs, args)
             ratios = [timings.ratio_text(OURS, other) for other in BASELINES]
             took = f"{1e3 * timings.median(OURS):.3f}"
             rows["speed"].append([n_agents, f"{batch:,}", took, *ratios, timings.rounds()])
     rows["agents"] = rows_by_agents(args)
     for kind, hidden in HIDDEN.items():
         for batch in args.mixed_batches:
-            timings = time(mixed_candidates(hidden, batch), args)
+            timings = time_candidates(mixed_candidates(hidden, batch), args)
             for name in ("padded", "padded, lists"):
                 ratios = [timings.ratio_text(name, other) for other in MIXED_BASELINES]
                 took = f"{1e3 * timings.median(name):.3f}"
@@ -180,20 +184,27 @@ def measure(args: argparse.Namespace) -> dict[str, list[list[Any]]]:
 def rows_by_agents(args: argparse.Namespace) -> list[list[Any]]:
     """Operations and cost per agent; all sizes are timed in the same rounds."""
     runs = {n: candidates(n, args.batch) for n in args.agents}
-    timings = time({str(n): own[OURS] for n, own in runs.items()}, args)
+    timings = time_candidates(
+        {str(n): candidates_of_size[OURS] for n, candidates_of_size in runs.items()}, args
+    )
     fewest = str(min(args.agents))
     return [
         [
             n,
-            *(count_operations(own[name]) for name in (OURS, "MultiAgentMLP", "loop")),
+            *(
+                count_operations(candidates_of_size[name])
+                for name in (OURS, "MultiAgentMLP", "loop")
+            ),
             f"{1e6 * timings.median(str(n)) / n:.1f}",
             f"{n / int(fewest) * timings.ratio(str(n), fewest):.2f}",
         ]
-        for n, own in runs.items()
+        for n, candidates_of_size in runs.items()
     ]
 
 
-def time(runs: dict[str, Callable[[], None]], args: argparse.Namespace) -> report.Timings:
+def time_candidates(
+    runs: dict[str, Callable[[], None]], args: argparse.Namespace
+) -> report.Timings:
     """All side by side."""
     return report.alternate(runs, args.rounds, seconds=args.seconds, warmup=3)
 

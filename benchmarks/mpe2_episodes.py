@@ -29,7 +29,7 @@ class Episodes:
             from mpe2 import simple_speaker_listener_v4
 
             make = simple_speaker_listener_v4.parallel_env
-            self.worlds = [make(continuous_actions=True) for _ in range(count)]
+            self.envs = [make(continuous_actions=True) for _ in range(count)]
         self.seed = seed
 
     def play(self, act: Callable[[Arrays], Arrays]) -> float:
@@ -39,40 +39,47 @@ class Episodes:
             act (callable): from what the agents see, ``{agent: [episodes, features]}``, to what
                 they do; actions are brought into the environment's bounds, [0, 1].
         """
-        seen = [world.reset(seed=self.seed + i)[0] for i, world in enumerate(self.worlds)]
+        observations = [env.reset(seed=self.seed + i)[0] for i, env in enumerate(self.envs)]
         total = 0.0
-        while self.worlds[0].agents:
-            actions = act({name: np.stack([x[name] for x in seen]) for name in (SPEAKER, LISTENER)})
+        while self.envs[0].agents:
+            actions = act(
+                {name: np.stack([x[name] for x in observations]) for name in (SPEAKER, LISTENER)}
+            )
             actions = {name: np.clip(x, 0, 1).astype(np.float32) for name, x in actions.items()}
-            for i, world in enumerate(self.worlds):
-                seen[i], rewards, *_ = world.step({name: x[i] for name, x in actions.items()})
+            for i, env in enumerate(self.envs):
+                observations[i], rewards, *_ = env.step({name: x[i] for name, x in actions.items()})
                 total += sum(rewards.values()) / len(rewards)
-        return total / len(self.worlds)
+        return total / len(self.envs)
 
 
 def random_actions(seed: int) -> Callable[[Arrays], Arrays]:
     """Uniform in the environment's bounds."""
     generator = np.random.default_rng(seed)
 
-    def act(seen: Arrays) -> Arrays:
-        n = len(seen[SPEAKER])
+    def act(observations: Arrays) -> Arrays:
+        n = len(observations[SPEAKER])
         return {SPEAKER: generator.random((n, 3)), LISTENER: generator.random((n, 5))}
 
     return act
 
 
-def scripted(seen: Arrays) -> Arrays:
+def scripted_policy(observations: Arrays) -> Arrays:
     """The speaker names the goal; the listener waits until it hears that, and goes there.
 
     What the listener sees is its velocity, the three landmarks from where it is, and what was said
     a step before. Its force is the one that takes it to the goal soonest, or nearly so.
     """
-    said = np.eye(3)[seen[SPEAKER].argmax(1)]
-    velocity, landmarks, heard = np.split(seen[LISTENER], [2, 8], 1)
-    way = (heard[:, :, None] * landmarks.reshape(-1, 3, 2)).sum(1)
+    messages = np.eye(3)[observations[SPEAKER].argmax(1)]
+    velocity, landmarks, heard_messages = np.split(observations[LISTENER], [2, 8], 1)
+    directions = (heard_messages[:, :, None] * landmarks.reshape(-1, 3, 2)).sum(1)
     # A step moves it by 0.1 velocity, then leaves 3/4 of that and adds half of the force.
-    wanted = np.where(heard.any(1, keepdims=True), 6.5 * (way - 0.1 * velocity), 0.0)
-    force = np.clip((wanted - 0.75 * velocity) / 0.5, -1, 1)
-    moves = np.zeros((len(force), 5))
-    moves[:, [1, 3]], moves[:, [2, 4]] = np.maximum(-force, 0), np.maximum(force, 0)
-    return {SPEAKER: said, LISTENER: moves}
+    desired_velocity = np.where(
+        heard_messages.any(1, keepdims=True), 6.5 * (directions - 0.1 * velocity), 0.0
+    )
+    force = np.clip((desired_velocity - 0.75 * velocity) / 0.5, -1, 1)
+    listener_actions = np.zeros((len(force), 5))
+    listener_actions[:, [1, 3]], listener_actions[:, [2, 4]] = (
+        np.maximum(-force, 0),
+        np.maximum(force, 0),
+    )
+    return {SPEAKER: messages, LISTENER: listener_actions}

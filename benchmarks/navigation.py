@@ -56,10 +56,10 @@ def run_benchmarl(python: Path, seed: int, path: Path, args: argparse.Namespace)
         "--threads": args.threads,
         "--out": path,
     }
-    words = [str(word) for option in options.items() for word in option]
+    option_args = [str(word) for option in options.items() for word in option]
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     environment["OMP_NUM_THREADS"] = str(args.threads)
-    subprocess.run([python, str(BENCHMARL), *words], check=True, env=environment)
+    subprocess.run([python, str(BENCHMARL), *option_args], check=True, env=environment)
 
 
 def benchmarl_results(folder: Path, args: argparse.Namespace) -> list[curves.Result]:
@@ -109,14 +109,14 @@ def run_ours(seed: int, folder: Path, args: argparse.Namespace) -> curves.Result
     }
 
     def evaluation(training: Any) -> Callable[[], dict[str, float]]:
-        measure = measuring(training.config.env, args.episodes)
+        measure = make_evaluation(training.config.env, args.episodes)
         return lambda: measure(training.policy)
 
-    result = curves.trained(args.recipe, overrides, args.evaluate_every, evaluation)
+    result = curves.train_with_curve(args.recipe, overrides, args.evaluate_every, evaluation)
     return {"seed": seed, **result}
 
 
-def measuring(config: Any, episodes: int) -> Callable[[Any], dict[str, float]]:
+def make_evaluation(config: Any, episodes: int) -> Callable[[Any], dict[str, float]]:
     """What plays the same episodes as BenchMARL's side: TorchRL's own env with its seed."""
     import torchrl.envs
 
@@ -218,14 +218,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) if args.results is None else args.results
         folder.mkdir(parents=True, exist_ok=True)
-        theirs = benchmarl_results(folder, args)
+        their_results = benchmarl_results(folder, args)
         report.be_quiet()
-        ours = []
+        our_results = []
         for seed in args.seeds:
-            ours.append(run_ours(seed, Path(temporary) / f"run{seed}", args))
+            our_results.append(run_ours(seed, Path(temporary) / f"run{seed}", args))
             path = folder / f"ours_seed{seed}.json"
-            path.write_text(json.dumps(ours[-1], indent=2) + "\n", encoding="utf-8")
-        sides = {"torchrl_marl": ours, "BenchMARL": theirs}
+            path.write_text(json.dumps(our_results[-1], indent=2) + "\n", encoding="utf-8")
+        sides = {"torchrl_marl": our_results, "BenchMARL": their_results}
         picture = report.file_name(args.name, "png")
         path = picture if args.write else folder / picture.name
         label = "episode return, likeliest actions"
@@ -237,11 +237,11 @@ def settings_text(used: dict[str, Any]) -> str:
     """The settings of BenchMARL that say most."""
     everything = used["experiment_config"] | used["algorithm_config"] | used["model_config"]
     policy = "on_policy" if "lmbda" in everything else "off_policy"
-    own = {
+    keys_of_policy = {
         "on_policy": ["n_minibatch_iters", "minibatch_size"],
         "off_policy": ["n_optimizer_steps", "train_batch_size", "memory_size"],
     }
-    sizes = ["collected_frames_per_batch", "n_envs_per_worker", *own[policy]]
+    sizes = ["collected_frames_per_batch", "n_envs_per_worker", *keys_of_policy[policy]]
     keys = ["lr", "gamma", *(f"{policy}_{size}" for size in sizes), "lmbda", "alpha_init"]
     return ", ".join(f"{k} {everything[k]}" for k in [*keys, "num_cells"] if k in everything)
 

@@ -52,16 +52,16 @@ CASES = {
 }
 
 
-def trained(scenario: str, n_agents: int, seed: int, args: argparse.Namespace) -> Path:
+def train_or_find_run(scenario: str, n_agents: int, seed: int, args: argparse.Namespace) -> Path:
     """The folder of a run with so many agents, from an earlier call or from now."""
     from torchrl_marl.apps.jobs.jobs import train_or_resume
     from torchrl_marl.recipes import load_config
 
     case, folder = CASES[scenario], args.runs / f"{scenario}_agents{n_agents}_seed{seed}"
     if not (folder / "summary.json").is_file():
-        own = {"seed": seed, "threads": 1, "logging.progress": False}
-        own |= {"env.kwargs.n_agents": n_agents, "total_frames": args.frames or case.frames}
-        train_or_resume(load_config(case.recipe, {**case.settings, **own}), folder)
+        overrides = {"seed": seed, "threads": 1, "logging.progress": False}
+        overrides |= {"env.kwargs.n_agents": n_agents, "total_frames": args.frames or case.frames}
+        train_or_resume(load_config(case.recipe, {**case.settings, **overrides}), folder)
     return folder
 
 
@@ -77,13 +77,18 @@ def rows_of(scenario: str, args: argparse.Namespace) -> list[list[str]]:
     """A row for each number of agents: return of the policy of 4 agents, and of its own."""
     rows = []
     for n_agents in args.agents:
-        own, moved = [], []
+        own_returns, transferred_returns = [], []
         for seed in args.seeds:
-            folder = trained(scenario, n_agents, seed, args)
-            own.append(returns_of(folder, n_agents, args.episodes))
-            four = trained(scenario, TRAINED, seed, args)
-            moved.append(returns_of(four, n_agents, args.episodes))
-        rows.append([str(n_agents), *(f"{statistics.fmean(x):.3f}" for x in (moved, own))])
+            folder = train_or_find_run(scenario, n_agents, seed, args)
+            own_returns.append(returns_of(folder, n_agents, args.episodes))
+            four_agents_folder = train_or_find_run(scenario, TRAINED, seed, args)
+            transferred_returns.append(returns_of(four_agents_folder, n_agents, args.episodes))
+        rows.append(
+            [
+                str(n_agents),
+                *(f"{statistics.fmean(x):.3f}" for x in (transferred_returns, own_returns)),
+            ]
+        )
     return rows
 
 

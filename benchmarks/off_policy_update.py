@@ -104,7 +104,7 @@ def measure_algorithm(
 ) -> list[list[str]]:
     """A row for every candidate of one algorithm and size."""
     import torch
-    from loops import fresh_compiler
+    from loops import reset_compiler
 
     team, batch = collect(algorithm == "qmix", args)
     rows = batch.numel() if args.quick else 200_000
@@ -114,7 +114,7 @@ def measure_algorithm(
     steps = torch.cat([steps] * -(-rows // len(steps)))[:rows]
     candidates: dict[str, Any] = {}
     failed: dict[str, str] = {}
-    fresh_compiler()
+    reset_compiler()
     for name, form in BASELINES.items():
         if args.quick and form.get("compiled"):
             continue

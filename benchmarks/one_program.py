@@ -56,11 +56,11 @@ def pythons(args: argparse.Namespace) -> dict[str, str]:
         JAXMARL: ("simple_spread", args.jaxmarl_python, installs),
     }
     found = {}
-    for name, (section, given, packages) in needed.items():
+    for name, (section, given_python, packages) in needed.items():
         if section not in args.only or name.lower() in args.without:
             continue
         folder = args.environments / name.lower()
-        python = given or foreign.make_environment(folder, packages)
+        python = given_python or foreign.make_environment(folder, packages)
         found[name] = str(Path(python).absolute())
     return found
 
@@ -72,7 +72,7 @@ def measure_all(args: argparse.Namespace) -> tuple[dict[int, Any], dict[int, Any
     found: dict[int, dict[str, Any]] = {threads: {} for threads in args.threads}
     for name in args.only:
         for threads in args.threads:
-            kept = _kept(name, threads, args)
+            kept = _results_path(name, threads, args)
             if kept is not None and kept.is_file():
                 text = json.loads(kept.read_text(encoding="utf-8"))
             else:
@@ -95,11 +95,11 @@ def measure_all(args: argparse.Namespace) -> tuple[dict[int, Any], dict[int, Any
     return rates, found
 
 
-def _kept(name: str, threads: int, args: argparse.Namespace) -> Path | None:
+def _results_path(name: str, threads: int, args: argparse.Namespace) -> Path | None:
     if args.results is None:
         return None
-    how = f"{args.device}_{args.execution}{'_quick' if args.quick else ''}"
-    return args.results / f"{name}_{how}_{threads}.json"
+    variant = f"{args.device}_{args.execution}{'_quick' if args.quick else ''}"
+    return args.results / f"{name}_{variant}_{threads}.json"
 
 
 def parse_args() -> argparse.Namespace:
@@ -148,13 +148,15 @@ def main() -> None:
             text = f"failed: {cases}" if isinstance(cases, str) else case.table(cases)
             parts.append(f"{report.count_of(threads, 'thread').capitalize()}:\n\n{text}")
         sections.append((section.TITLE, "\n\n".join(parts)))
-    what = "one_program" if args.only == list(SECTIONS) else "_".join(["one_program", *args.only])
+    report_name = (
+        "one_program" if args.only == list(SECTIONS) else "_".join(["one_program", *args.only])
+    )
     first = args.threads[0]
-    drawn = {name: x for name, x in found[first].items() if not isinstance(x, str)}
-    path = report.file_name(what, "png", args.device) if args.write else args.picture
-    if path is not None and any(name != "groups" for name in drawn):
+    plotted_sections = {name: x for name, x in found[first].items() if not isinstance(x, str)}
+    path = report.file_name(report_name, "png", args.device) if args.write else args.picture
+    if path is not None and any(name != "groups" for name in plotted_sections):
         where = report.count_of(first, "thread") if args.device == "cpu" else "GPU"
-        picture.draw(drawn, f"torchrl_marl, execution={args.execution!r}, {where}", path)
+        picture.draw(plotted_sections, f"torchrl_marl, execution={args.execution!r}, {where}", path)
         if args.write:
             sections.insert(0, ("Times faster", f"![times faster]({path.name})"))
     others = {
@@ -166,7 +168,7 @@ def main() -> None:
         for name, text in one.versions.items()
     }
     report.publish(
-        what,
+        report_name,
         "One program",
         sections,
         {

@@ -94,21 +94,21 @@ class Walk:
         """All steps; the last graph."""
         import torch
 
-        packing, own = self.captured.packing, None
+        packing, captured_state = self.captured.packing, None
         for t in range(self.args.steps):
-            own = None if self.reset(t) else own
+            captured_state = None if self.reset(t) else captured_state
             actions = self.env.get_random_actions()
             graph = self.graph(actions)
             before = packing.read(self.env)
             rng = torch.get_rng_state()
-            read = type(self.env).step.__wrapped__(self.env, [x.clone() for x in actions])
-            state, after = packing.read(self.env), torch.get_rng_state()
+            outputs = type(self.env).step.__wrapped__(self.env, [x.clone() for x in actions])
+            state, rng_after = packing.read(self.env), torch.get_rng_state()
             torch.set_rng_state(rng)
-            self.compare(state, read, graph.flat([*before, *actions]))
+            self.compare(state, outputs, graph.flat([*before, *actions]))
             torch.set_rng_state(rng)
-            own = graph.flat([*(own or before), *actions])[: len(state)]
-            self.drift = max(self.drift, *map(largest, state, own))
-            torch.set_rng_state(after)
+            captured_state = graph.flat([*(captured_state or before), *actions])[: len(state)]
+            self.drift = max(self.drift, *map(largest, state, captured_state))
+            torch.set_rng_state(rng_after)
         for graph in self.graphs.values():
             graph.raise_failed()
         return graph
@@ -131,22 +131,22 @@ class Walk:
             packing.write(self.env, merged + starts[n:])
         return True
 
-    def compare(self, state: list, read: Any, found: list) -> None:
+    def compare(self, state: list, outputs: Any, found: list) -> None:
         """Notes what differs."""
         import torch
         import torch.utils._pytree as pytree
 
         packing, n = self.captured.packing, len(state)
-        for path, stock in pytree.tree_flatten_with_path(read)[0]:
+        for path, stock in pytree.tree_flatten_with_path(outputs)[0]:
             self._compare("read" + pytree.keystr(path), stock, found[n])
             n += 1
         assert n == len(found)
         if not all(map(equal, state, found)):
             for path in packing.paths:
                 of_path = packing.rows_of(frozenset([path]), torch.device("cpu"))
-                for rows, stock, own in zip(of_path, state, found):
+                for rows, stock, captured in zip(of_path, state, found):
                     rows = rows.squeeze(-1)
-                    self._compare(".".join(path), stock[rows], own[rows])
+                    self._compare(".".join(path), stock[rows], captured[rows])
         for i in range(len(packing), len(state)):
             self._compare("shared", state[i], found[i])
 
@@ -177,9 +177,9 @@ def largest(a: Any, b: Any) -> float:
     if not a.numel():
         return 0.0
     a, b = a.double(), b.double()
-    off = (a - b).abs() / (1 + b.abs())
+    deviation = (a - b).abs() / (1 + b.abs())
     same = (a == b) | (a.isnan() & b.isnan())
-    return off.masked_fill(same, 0.0).nan_to_num(float("inf")).max().item()
+    return deviation.masked_fill(same, 0.0).nan_to_num(float("inf")).max().item()
 
 
 def measure(args: argparse.Namespace) -> list[list[str]]:

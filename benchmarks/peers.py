@@ -12,21 +12,21 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["kept", "train_by_script", "train_by_suite"]
+__all__ = ["load_or_train", "train_by_script", "train_by_suite"]
 
 Result = dict[str, Any]
 
 
-def kept(path: Path, what: str, train: Callable[[], Result]) -> Result:
+def load_or_train(path: Path, title: str, train: Callable[[], Result]) -> Result:
     """Returns the result of a training, from an earlier call or from one now.
 
     Args:
         path (Path): file of the result.
-        what (str): what is trained, for the message.
+        title (str): what is trained, for the message.
         train (callable): trains, and returns the result.
     """
     if not path.is_file():
-        print(f"{what} ...", file=sys.stderr)
+        print(f"{title} ...", file=sys.stderr)
         found = train()
         path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     return json.loads(path.read_text(encoding="utf-8"))
@@ -43,8 +43,8 @@ def train_by_script(
         options (mapping): its command line, ``--out`` among it.
         environment (mapping): environment variables.
     """
-    words = [str(word) for option in options.items() for word in option]
-    command = [python, str(script), *words]
+    option_args = [str(word) for option in options.items() for word in option]
+    command = [python, str(script), *option_args]
     subprocess.run(command, check=True, env=dict(environment), stdout=sys.stderr)
     return json.loads(Path(options["--out"]).read_text(encoding="utf-8"))
 

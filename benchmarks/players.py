@@ -19,7 +19,7 @@ TEXT = """A step of acting on VMAS balance, 3 agents, networks of two layers of 
     step waits for the device."""
 
 
-def policies(n_envs: int, n_players: int, block: int, execution: str) -> dict[str, Callable]:
+def make_policies(n_envs: int, n_players: int, block: int, execution: str) -> dict[str, Callable]:
     """One policy for all envs, and so many stored ones, as functions of nothing."""
     import torch
     from torchrl.envs.utils import ExplorationType, set_exploration_type
@@ -37,27 +37,33 @@ def policies(n_envs: int, n_players: int, block: int, execution: str) -> dict[st
     for i in range(n_players):
         players.store(i, make_actor(group))
     step = env.reset()
-    who = torch.randint(n_players, (n_envs, 1)).expand(-1, group.n_agents).contiguous()
-    step["agents", "player"] = who
-    leaves = [step["agents", "observation"], who]
+    player_ids = torch.randint(n_players, (n_envs, 1)).expand(-1, group.n_agents).contiguous()
+    step["agents", "player"] = player_ids
+    leaves = [step["agents", "observation"], player_ids]
 
-    def acting(policy: Any) -> Callable:
+    def capture_policy(policy: Any) -> Callable:
         def act(observation: Any, player: Any) -> Any:
-            own = step.empty()
-            own["agents", "observation"], own["agents", "player"] = observation, player
+            step_input = step.empty()
+            step_input["agents", "observation"], step_input["agents", "player"] = (
+                observation,
+                player,
+            )
             with set_exploration_type(ExplorationType.DETERMINISTIC), torch.no_grad():
-                return policy(own)["agents", "action"]
+                return policy(step_input)["agents", "action"]
 
         if execution == "eager":
             return lambda: act(*leaves)
-        held = [*leaves, *policy.parameters(), *policy.buffers()]
-        program = capture(lambda *given: act(*given[:2]), *held, name="acting", execution=execution)
-        return lambda: program.flat(held)
+        inputs = [*leaves, *policy.parameters(), *policy.buffers()]
+        program = capture(lambda *args: act(*args[:2]), *inputs, name="acting", execution=execution)
+        return lambda: program.flat(inputs)
 
-    return {"one policy": acting(actor), f"{n_players} stored players": acting(players)}
+    return {
+        "one policy": capture_policy(actor),
+        f"{n_players} stored players": capture_policy(players),
+    }
 
 
-def recorded(n_players: int, execution: str) -> tuple[int, int]:
+def count_recorded_graphs(n_players: int, execution: str) -> tuple[int, int]:
     """How many graphs rollouts record that 50 stores lie between, and waits in that of a step."""
     import torch
     from tensordict.nn import TensorDictModule, TensorDictSequential
@@ -72,11 +78,11 @@ def recorded(n_players: int, execution: str) -> tuple[int, int]:
     env = VmasEnv("balance", num_envs=64, max_steps=100, seed=0)
     group = TeamSpec.from_env(env).groups["agents"]
     players = Players(make_actor(group), n_players)
-    who = torch.randint(n_players, (64, 1)).expand(-1, group.n_agents).contiguous()
-    say = TensorDictModule(
-        lambda observation: who, [("agents", "observation")], [("agents", "player")]
+    player_ids = torch.randint(n_players, (64, 1)).expand(-1, group.n_agents).contiguous()
+    choose_players = TensorDictModule(
+        lambda observation: player_ids, [("agents", "observation")], [("agents", "player")]
     )
-    policy = TensorDictSequential(say, players)
+    policy = TensorDictSequential(choose_players, players)
     collector = RolloutCollector(env, policy, frames_per_batch=640, execution=execution)
     collector.rollout()
     rollout = collector._captured
@@ -88,9 +94,9 @@ def recorded(n_players: int, execution: str) -> tuple[int, int]:
     step = env.reset()
 
     def act(observation: Any) -> Any:
-        own = step.empty()
-        own["agents", "observation"] = observation
-        return policy(own)["agents", "action"]
+        step_input = step.empty()
+        step_input["agents", "observation"] = observation
+        return policy(step_input)["agents", "action"]
 
     traced = trace(act, step["agents", "observation"])
     waits = graph_syncs(traced.module, [step["agents", "observation"], *traced.captured])
@@ -99,9 +105,9 @@ def recorded(n_players: int, execution: str) -> tuple[int, int]:
 
 def measure(args: argparse.Namespace) -> list[list[str]]:
     """A row for one policy, and one for the players."""
-    runs = policies(args.envs, args.players, args.block, args.execution)
+    runs = make_policies(args.envs, args.players, args.block, args.execution)
     timings = report.alternate(runs, args.rounds, seconds=args.seconds, warmup=5, shortest=0.0)
-    graphs, waits = recorded(args.players, args.captured)
+    graphs, waits = count_recorded_graphs(args.players, args.captured)
     one = next(iter(runs))
     return [
         [

@@ -51,14 +51,14 @@ def loop_of(n_members: int, num_envs: int, epochs: int, execution: str) -> tuple
 
 def measure(args: argparse.Namespace) -> list[list[str]]:
     """A row for every number of members."""
-    whole = args.section == "iteration"
+    whole_iteration = args.section == "iteration"
     runs: dict[str, Callable[[], Any]] = {}
     numbers = {}
     for n_members in [1, *args.members]:
-        loop = loop_of(n_members, args.envs, 6 if whole else 1, args.execution)
+        loop = loop_of(n_members, args.envs, 6 if whole_iteration else 1, args.execution)
         name = report.count_of(n_members, "member")
         numbers[name] = n_members
-        runs[name] = _iteration(*loop) if whole else _learning(*loop)
+        runs[name] = _iteration(*loop) if whole_iteration else _learning(*loop)
     timings = report.alternate(runs, args.rounds, seconds=args.seconds, warmup=2, shortest=0.0)
     one = report.count_of(1, "member")
     return [

@@ -73,12 +73,14 @@ class PyMARL2Mixer(mixers.MonotonicMixer):
 
     def __init__(self, group: Any, features: Any, columns: Any, hidden: int, *args: Any) -> None:
         super().__init__(group, features, columns, hidden, *args)
-        most = max(one.n_agents for one in group.groups)
-        own = [PyMARL2Hypernetworks(len(one), most, hidden) for one in columns]
-        self.weights = stack(own) if len(own) > 1 else own[0]
+        max_agents = max(each_group.n_agents for each_group in group.groups)
+        networks = [
+            PyMARL2Hypernetworks(len(each_group), max_agents, hidden) for each_group in columns
+        ]
+        self.weights = stack(networks) if len(networks) > 1 else networks[0]
 
 
-def shifted(transform: RewardScaling, scale: float, in_keys: Any) -> None:
+def shift_rewards(transform: RewardScaling, scale: float, in_keys: Any) -> None:
     """Starts the transform of scaled rewards with a shift."""
     RewardScaling.__init__(transform, SHIFT, 1.0, in_keys=in_keys)
     transform._is_measured = False  # type: ignore[assignment]
@@ -96,7 +98,7 @@ def train(name: str, shift: bool, seeds: int, folder: Path, quick: bool) -> list
     ):
         if shift:  # any scale but 1 adds the transform
             settings["env"] = {**settings.get("env", {}), "reward_scale": 0.5}
-            with mock.patch("torchrl_marl.envs.reward_scale.ScaledRewards.__init__", shifted):
+            with mock.patch("torchrl_marl.envs.reward_scale.ScaledRewards.__init__", shift_rewards):
                 torchrl_marl.train(RECIPES[name], folder=str(folder), **settings)
         else:
             torchrl_marl.train(RECIPES[name], folder=str(folder), **settings)

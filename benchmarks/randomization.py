@@ -60,7 +60,7 @@ EPISODES = {"mujoco_ant_mappo": 64}  # of 1,000 steps
 EXECUTIONS = {"mujoco_ant_mappo": "compile"}
 
 
-def played(recipe: str, trained: str, seed: int, frames: int | None, folder: Path) -> dict:
+def evaluate_ranges(recipe: str, trained: str, seed: int, frames: int | None, folder: Path) -> dict:
     """Trains a policy, and returns its return with each of the task's values."""
     ranges, values = TASKS[recipe]
     run = torchrl_marl.train(
@@ -75,12 +75,12 @@ def played(recipe: str, trained: str, seed: int, frames: int | None, folder: Pat
         **({} if frames is None else {"total_frames": frames}),
     )
     n = EPISODES.get(recipe, 200) if frames is None else 4
-    found = {x: run.evaluate(n, True, randomize=own) for x, own in values.items()}
-    returns = {x: own["return_mean"] for x, own in found.items()}
+    found = {x: run.evaluate(n, True, randomize=evaluation) for x, evaluation in values.items()}
+    returns = {x: evaluation["return_mean"] for x, evaluation in found.items()}
     return {"recipe": recipe, "trained": trained, "seed": seed, "frames": run.frames, **returns}
 
 
-def figure(x: float) -> str:
+def format_return(x: float) -> str:
     """Returns a return with at least three digits."""
     return f"{x:.3g}" if abs(x) < 1000 else f"{x:,.0f}"
 
@@ -92,9 +92,13 @@ def table(recipe: str, rows: list[dict]) -> str:
     for name in values:
         cells = []
         for trained in ranges:
-            own = [row[name] for row in rows if row["trained"] == trained]
-            spread = f" ({figure(min(own))} to {figure(max(own))})" if len(own) > 1 else ""
-            cells.append(figure(sum(own) / len(own)) + spread)
+            returns = [row[name] for row in rows if row["trained"] == trained]
+            spread = (
+                f" ({format_return(min(returns))} to {format_return(max(returns))})"
+                if len(returns) > 1
+                else ""
+            )
+            cells.append(format_return(sum(returns) / len(returns)) + spread)
         lines.append([name, *cells])
     return report.markdown_table(["played with", *(f"trained: {x}" for x in ranges)], lines)
 
@@ -113,25 +117,25 @@ def main() -> None:
     rows = []
     if args.rows is not None and args.rows.exists():
         rows = [json.loads(line) for line in args.rows.read_text().splitlines()]
-    known = {(row["recipe"], row["trained"], row["seed"]) for row in rows}
+    finished = {(row["recipe"], row["trained"], row["seed"]) for row in rows}
     with tempfile.TemporaryDirectory() as folder:
         for seed in args.seeds:
             for recipe in args.recipes:
                 for trained in TASKS[recipe][0]:
-                    if (recipe, trained, seed) in known:
+                    if (recipe, trained, seed) in finished:
                         continue
-                    rows.append(played(recipe, trained, seed, frames, Path(folder)))
+                    rows.append(evaluate_ranges(recipe, trained, seed, frames, Path(folder)))
                     print(json.dumps(rows[-1]), flush=True)
                     if args.rows is not None:
                         with args.rows.open("a") as file:
                             file.write(json.dumps(rows[-1]) + "\n")
     sections = []
     for recipe in args.recipes:
-        own = [row for row in rows if row["recipe"] == recipe]
-        seeds = sorted({row["seed"] for row in own})
+        recipe_rows = [row for row in rows if row["recipe"] == recipe]
+        seeds = sorted({row["seed"] for row in recipe_rows})
         named = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
-        title = f"`{recipe}`, {own[0]['frames']:,} frames, {named}"
-        sections.append((title, table(recipe, own)))
+        title = f"`{recipe}`, {recipe_rows[0]['frames']:,} frames, {named}"
+        sections.append((title, table(recipe, recipe_rows)))
     report.publish(
         "randomization",
         "Domain randomization",

@@ -39,7 +39,7 @@ RECIPES = {
         "learner.minibatch_size=400",
     ],
 }
-WORLDS = {
+ENVIRONMENT_SETTINGS = {
     "vmas_navigation_mappo": [],
     "vmas_balance_mappo": [],
     "pettingzoo_simple_spread_mappo": ["env.workers=0"],
@@ -56,21 +56,21 @@ WORLDS = {
 
 def train(folder: Path, ranks: int, settings: list[str], stock: bool = False) -> None:
     """Trains in a process of its own, or in several by torchrun."""
-    words = ["train", *settings, f"folder={folder}", "logging.progress=false", "threads=1"]
-    program = [__file__, "--stock", *words] if stock else ["-m", "torchrl_marl", *words]
-    start = [sys.executable]
+    args = ["train", *settings, f"folder={folder}", "logging.progress=false", "threads=1"]
+    program = [__file__, "--stock", *args] if stock else ["-m", "torchrl_marl", *args]
+    launcher = [sys.executable]
     if ranks > 1:
-        start = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        start += ["--local-addr", "127.0.0.1", "--nproc-per-node", str(ranks)]
-    here = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        launcher += ["--local-addr", "127.0.0.1", "--nproc-per-node", str(ranks)]
+    variables = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(
-        [*start, *program], env={**os.environ, **here}, capture_output=True, text=True
+        [*launcher, *program], env={**os.environ, **variables}, capture_output=True, text=True
     )
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
 
 
-def as_stock(words: list[str]) -> None:
+def train_without_masks(args: list[str]) -> None:
     """Trains as data parallelism does that knows of no masks: averages of the ranks' gradients."""
     import contextlib
 
@@ -82,31 +82,34 @@ def as_stock(words: list[str]) -> None:
 
     scale = GradientClip.scale
 
-    def averaged(clip: GradientClip, gradients: Any) -> Any:
-        own = [x for x in gradients if x is not None]
-        flat = torch.cat([x.reshape(-1) for x in own])
+    def average_then_scale(clip: GradientClip, gradients: Any) -> Any:
+        present_gradients = [x for x in gradients if x is not None]
+        flat = torch.cat([x.reshape(-1) for x in present_gradients])
         dist.all_reduce(flat)
-        parts = (flat / dist.get_world_size()).split([x.numel() for x in own])
-        for x, part in zip(own, parts):
+        parts = (flat / dist.get_world_size()).split([x.numel() for x in present_gradients])
+        for x, part in zip(present_gradients, parts):
             x.copy_(part.view_as(x))
         return scale(clip, gradients)
 
-    GradientClip.scale = averaged  # type: ignore[method-assign]
+    GradientClip.scale = average_then_scale  # type: ignore[method-assign]
     Ranks.active = lambda self: contextlib.nullcontext()  # type: ignore[method-assign]
-    sys.argv = ["torchrl_marl", *words]
+    sys.argv = ["torchrl_marl", *args]
     runpy.run_module("torchrl_marl", run_name="__main__")
 
 
-def learned(folder: Path) -> tuple[Any, Any, Any]:
+def parameters_of_run(folder: Path) -> tuple[Any, Any, Any]:
     """The parameters before and after a run, and its statistics, each in one row."""
 
     from torchrl_marl.training.checkpoint import all_checkpoints, load_checkpoint
 
     rows = []
     for path in (all_checkpoints(folder)[0], all_checkpoints(folder)[-1]):
-        own = load_checkpoint(path)["learners"]
+        learner_states = load_checkpoint(path)["learners"]
         tensors = {
-            f"{i}.{k}": x for i, one in enumerate(own) for k, x in one.items() if _is_tensor(x)
+            f"{i}.{k}": x
+            for i, one in enumerate(learner_states)
+            for k, x in one.items()
+            if _is_tensor(x)
         }
         named = [(k.rpartition(".")[2], x.double().reshape(-1)) for k, x in tensors.items()]
         rows.append([_row(named, of_norms) for of_norms in (False, True)])
@@ -152,23 +155,23 @@ def _equality_of(recipe: str, folder: Path, args: argparse.Namespace) -> list[li
         ("2 processes, compiled", 2, ["execution=compile"]),
         ("2 processes, stock", 2, ["execution=eager", "learner.target_kl=null"]),
     ]
-    alone: dict[str, tuple[Any, Any, Any]] = {}
+    one_process_runs: dict[str, tuple[Any, Any, Any]] = {}
     rows = []
-    for name, ranks, more in cases:
+    for name, ranks, extra_settings in cases:
         if args.cases and name not in args.cases:
             continue
         if ranks > args.ranks or ("compiled" in name and args.quick):
             continue
-        how = ", ".join(more)
-        if how not in alone:
-            train(folder / how, 1, [*settings, *more])
-            alone[how] = learned(folder / how)
-        begun, expected, of_norms = alone[how]
-        train(folder / name, ranks, [*settings, *more], stock="stock" in name)
-        _, found, norms = learned(folder / name)
-        off = (found - expected).norm() / (expected - begun).norm()
+        settings_text = ", ".join(extra_settings)
+        if settings_text not in one_process_runs:
+            train(folder / settings_text, 1, [*settings, *extra_settings])
+            one_process_runs[settings_text] = parameters_of_run(folder / settings_text)
+        initial, expected, of_norms = one_process_runs[settings_text]
+        train(folder / name, ranks, [*settings, *extra_settings], stock="stock" in name)
+        _, found, norms = parameters_of_run(folder / name)
+        deviation = (found - expected).norm() / (expected - initial).norm()
         drift = ((norms - of_norms).abs() / of_norms.abs().clamp_min(1e-3)).max()
-        rows.append([name, f"{off:.1e}", f"{drift:.1e}"])
+        rows.append([name, f"{deviation:.1e}", f"{drift:.1e}"])
         print(rows[-1], file=sys.stderr)
     return rows
 
@@ -177,16 +180,18 @@ def speed(args: argparse.Namespace) -> list[tuple[str, str]]:
     """Returns a row for each environment: an iteration of one process and of two."""
     rows = []
     one = ["distributed.collectors=null"]
-    ways = {"in one piece": (1, one), "2 shards": (1, SHARDS), "2 processes": (2, SHARDS)}
-    for recipe in args.recipes or WORLDS:
-        taken: dict[str, list[float]] = {way: [] for way in ways}
+    modes = {"in one piece": (1, one), "2 shards": (1, SHARDS), "2 processes": (2, SHARDS)}
+    for recipe in args.recipes or ENVIRONMENT_SETTINGS:
+        seconds: dict[str, list[float]] = {mode: [] for mode in modes}
         for _ in range(args.rounds):
-            for way, (ranks, more) in ways.items():
-                with tempfile.TemporaryDirectory() as made:
-                    run = Path(made) / "run"
-                    taken[way].append(_iteration(recipe, run, ranks, more, args))
-        against = [_ratio(taken[way], taken["2 processes"]) for way in ("in one piece", "2 shards")]
-        medians = [f"{1e3 * statistics.median(of_way):,.0f}" for of_way in taken.values()]
+            for mode, (ranks, extra_settings) in modes.items():
+                with tempfile.TemporaryDirectory() as temporary:
+                    run = Path(temporary) / "run"
+                    seconds[mode].append(_iteration(recipe, run, ranks, extra_settings, args))
+        against = [
+            _ratio(seconds[mode], seconds["2 processes"]) for mode in ("in one piece", "2 shards")
+        ]
+        medians = [f"{1e3 * statistics.median(of_mode):,.0f}" for of_mode in seconds.values()]
         rows.append([recipe, *medians, *against])
         print(rows[-1], file=sys.stderr)
     header = ["", "1 process in one piece, ms", "1 process, 2 shards", "2 processes"]
@@ -201,13 +206,20 @@ def _ratio(ones: list[float], others: list[float]) -> str:
 
 
 def _iteration(
-    recipe: str, folder: Path, ranks: int, more: list[str], args: argparse.Namespace
+    recipe: str, folder: Path, ranks: int, extra_settings: list[str], args: argparse.Namespace
 ) -> float:
     from torchrl_marl.recipes import load_config
 
-    frames = load_config(recipe, WORLDS.get(recipe, [])).frames_per_batch * args.iterations
-    settings = [recipe, *WORLDS.get(recipe, []), f"total_frames={frames}", "evaluation.episodes=4"]
-    settings += [f"execution={args.execution}", "checkpoint.every_iterations=0", *more]
+    frames = (
+        load_config(recipe, ENVIRONMENT_SETTINGS.get(recipe, [])).frames_per_batch * args.iterations
+    )
+    settings = [
+        recipe,
+        *ENVIRONMENT_SETTINGS.get(recipe, []),
+        f"total_frames={frames}",
+        "evaluation.episodes=4",
+    ]
+    settings += [f"execution={args.execution}", "checkpoint.every_iterations=0", *extra_settings]
     settings += ["evaluation.every_frames=null"]
     train(folder, ranks, settings)
     with (folder / "metrics.csv").open() as file:
@@ -219,7 +231,7 @@ def _iteration(
 def main() -> None:
     """Measures and reports."""
     if sys.argv[1:2] == ["--stock"]:
-        as_stock(sys.argv[2:])
+        train_without_masks(sys.argv[2:])
         return
     parser = report.parser(__doc__, threads=(1,))
     parser.add_argument("what", choices=["equality", "speed"])

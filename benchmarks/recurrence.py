@@ -44,11 +44,11 @@ def candidates(n_steps: int) -> dict[str, Callable[[], list[Any]]]:
     init[0] = True  # TorchRL takes what is stored at a start, and forgets nothing itself
     target = torch.randn(n_steps, n_rows, N_UNITS)
     ours = GRU(N_UNITS, N_UNITS)
-    theirs = nn.GRU(N_UNITS, N_UNITS, batch_first=True)
+    torch_gru = nn.GRU(N_UNITS, N_UNITS, batch_first=True)
     with torch.no_grad():
         for name, parameter in ours.named_parameters():
-            kind, of = name.split(".")
-            getattr(theirs, f"{of}_{kind}_l0").copy_(parameter[0])
+            kind, part = name.split(".")
+            getattr(torch_gru, f"{part}_{kind}_l0").copy_(parameter[0])
 
     def of_agents(y: Any) -> Any:
         return y.unflatten(1, (N_WINDOWS, N_AGENTS))
@@ -57,19 +57,19 @@ def candidates(n_steps: int) -> dict[str, Callable[[], list[Any]]]:
         gradients = torch.autograd.grad((y * target).sum(), list(module.parameters()))
         return [y.detach(), *gradients]
 
-    def by_us() -> list[Any]:
+    def run_module() -> list[Any]:
         state = x.new_zeros(N_WINDOWS, N_AGENTS, N_UNITS)
         return finished(ours(of_agents(x), state, of_agents(init), None)[0].flatten(1, 2), ours)
 
-    def by_loop() -> list[Any]:
+    def run_loop() -> list[Any]:
         keep = (~init).float().unsqueeze(1)
         state = x.new_zeros(1, n_rows, N_UNITS)
         rows = gru_loop(x.unsqueeze(1), state, keep, None, *ours.weights(x))
         return finished(rows.squeeze(1), ours)
 
-    def by_torchrl(backend: str) -> Callable[[], list[Any]]:
+    def run_torchrl(backend: str) -> Callable[[], list[Any]]:
         module = GRUModule(
-            gru=theirs,
+            gru=torch_gru,
             in_keys=["x", "state"],
             out_keys=["y", ("next", "state")],
             recurrent_backend=backend,
@@ -80,18 +80,18 @@ def candidates(n_steps: int) -> dict[str, Callable[[], list[Any]]]:
         def run() -> list[Any]:
             steps = TensorDict({"x": rows, "state": state, "is_init": begins}, [n_rows, n_steps])
             with set_recurrent_mode(True):
-                return finished(module(steps)["y"].transpose(0, 1), theirs)
+                return finished(module(steps)["y"].transpose(0, 1), torch_gru)
 
         return run
 
     def without_starts() -> list[Any]:
-        return finished(theirs(x.transpose(0, 1))[0].transpose(0, 1), theirs)
+        return finished(torch_gru(x.transpose(0, 1))[0].transpose(0, 1), torch_gru)
 
     return {
-        OURS: by_us,
-        LOOP: by_loop,
-        PAD: by_torchrl("pad"),
-        SCAN: by_torchrl("scan"),
+        OURS: run_module,
+        LOOP: run_loop,
+        PAD: run_torchrl("pad"),
+        SCAN: run_torchrl("scan"),
         WITHOUT: without_starts,
     }
 

@@ -46,24 +46,24 @@ def measure_size(size: int, args: argparse.Namespace) -> list[list[str]]:
     torch.manual_seed(0)
     values, new = torch.rand(args.rows, dtype=torch.float64), torch.rand(size).double()
     index = torch.randint(args.rows, (size,))
-    draws, writes = _ways(values, index, new)
-    drawn = report.alternate(draws, args.rounds, seconds=args.seconds, warmup=3)
+    draws, writes = _priority_methods(values, index, new)
+    draw_timings = report.alternate(draws, args.rounds, seconds=args.seconds, warmup=3)
     set_ = report.alternate(writes, args.rounds, seconds=args.seconds, warmup=3)
     return [
         [
             f"{size:,}",
             name,
-            f"{1e6 * drawn.median(name):.0f}",
+            f"{1e6 * draw_timings.median(name):.0f}",
             f"{1e6 * set_.median(name):.0f}" if name in writes else "",
-            drawn.ratio_text(name, WAYS[0]),
-            drawn.ratio_text(name, WAYS[1]),
-            drawn.rounds(),
+            draw_timings.ratio_text(name, WAYS[0]),
+            draw_timings.ratio_text(name, WAYS[1]),
+            draw_timings.rounds(),
         ]
         for name in draws
     ]
 
 
-def _ways(values, index, new):
+def _priority_methods(values, index, new):
     """What draws, and what sets priorities, by name."""
     import torch
 
@@ -78,30 +78,30 @@ def _ways(values, index, new):
 
     tree = SumTree(capacity)
     tree.set(torch.arange(capacity), values)
-    held = tree.tensors
+    tensors = tree.tensors
 
     def uniform():
         return torch.rand(size, dtype=torch.float64)
 
-    def write(index, new, held):
+    def write(index, new, tensors):
         tree.set(index, new)
         return tree.total + 0
 
-    down = capture(lambda x, held: tree.sample(x), uniform(), held, name="draws")
-    up = capture(write, index, new, held, name="new priorities")
+    draw_program = capture(lambda x, tensors: tree.sample(x), uniform(), tensors, name="draws")
+    update_program = capture(write, index, new, tensors, name="new priorities")
     sample, update = numpy_tree(values.numpy(), index.numpy(), new.numpy())
     draws = (
         lambda: torch.multinomial(values, size, replacement=True),
         running_sum,
         sample,
         lambda: tree.sample(uniform()),
-        lambda: down.flat([uniform(), *held]),
+        lambda: draw_program.flat([uniform(), *tensors]),
     )
     writes = {
         WAYS[0]: lambda: values.index_copy_(0, index, new),
         WAYS[2]: update,
         WAYS[3]: lambda: tree.set(index, new),
-        WAYS[4]: lambda: up.flat([index, new, *held]),
+        WAYS[4]: lambda: update_program.flat([index, new, *tensors]),
     }
     return dict(zip(WAYS, draws)), writes
 
@@ -119,11 +119,11 @@ def numpy_tree(values, index, new):
         tree[level : 2 * level] = tree[2 * level : 4 * level].reshape(-1, 2).sum(1)
 
     def sample():
-        rest, node = np.random.rand(len(index)) * tree[1], np.ones(len(index), int)
+        remainder, node = np.random.rand(len(index)) * tree[1], np.ones(len(index), int)
         while node[0] < leaves:
             left = tree[2 * node]
-            right = rest >= left
-            rest = np.where(right, rest - left, rest)
+            right = remainder >= left
+            remainder = np.where(right, remainder - left, remainder)
             node = 2 * node + right
         return node - leaves
 
@@ -148,7 +148,7 @@ def measure_store(args: argparse.Namespace) -> list[list[str]]:
 
     torch.manual_seed(0)
     rows = []
-    stores = _stores(args)
+    stores = _make_stores(args)
     batch = _batch()
     flat = batch.reshape(-1)
     timings = report.alternate(
@@ -160,22 +160,22 @@ def measure_store(args: argparse.Namespace) -> list[list[str]]:
         seconds=args.seconds,
         warmup=2,
     )
-    rows += _rows_of(f"store {len(flat):,} frames", timings)
+    rows += _table_rows(f"store {len(flat):,} frames", timings)
     for size in args.sizes:
         for n_step in (1, 3):
             timings = report.alternate(
-                _draws(stores, size, n_step), args.rounds, seconds=args.seconds, warmup=3
+                _draw_methods(stores, size, n_step), args.rounds, seconds=args.seconds, warmup=3
             )
-            rows += _rows_of(f"draw {size:,}, {report.count_of(n_step, 'step')}", timings)
+            rows += _table_rows(f"draw {size:,}, {report.count_of(n_step, 'step')}", timings)
     return rows
 
 
-def _rows_of(what: str, timings: report.Timings) -> list[list[str]]:
+def _table_rows(heading: str, timings: report.Timings) -> list[list[str]]:
     names = list(timings.seconds)
     baseline = next(name for name in names if "TorchRL" in name)
     return [
         [
-            what,
+            heading,
             name,
             f"{1e6 * timings.median(name):,.0f}",
             timings.ratio_text(name, baseline),
@@ -194,14 +194,14 @@ def _batch():
         return torch.randn(N_ENVS, N_STEPS, 3, 16)
 
     done = torch.rand(N_ENVS, N_STEPS, 1) < 0.02
-    now = {"observation": observed(), "action": torch.randn(N_ENVS, N_STEPS, 3, 2)}
+    step = {"observation": observed(), "action": torch.randn(N_ENVS, N_STEPS, 3, 2)}
     reward = torch.randn(N_ENVS, N_STEPS, 3, 1)
-    then = {"agents": {"observation": observed(), "reward": reward}}
-    source = {"agents": now, "next": {**then, "done": done, "terminated": done.clone()}}
+    next_step = {"agents": {"observation": observed(), "reward": reward}}
+    source = {"agents": step, "next": {**next_step, "done": done, "terminated": done.clone()}}
     return TensorDict(source, [N_ENVS, N_STEPS])
 
 
-def _stores(args):
+def _make_stores(args):
     """Full stores of as many rows; TorchRL's draws uniformly, or by our sampler."""
     from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
@@ -226,13 +226,13 @@ def _stores(args):
     return stores
 
 
-def _draws(stores, size: int, n_step: int):
+def _draw_methods(stores, size: int, n_step: int):
     """What draws a minibatch, by name; TorchRL's buffer of single steps only."""
     draws = {name: functools.partial(_draw, stores[name], size) for name in list(stores)[:2]}
     for name in list(stores)[2:]:
         store = stores[name]
-        draws[name] = functools.partial(_look, store, size, n_step)
-        draws[f"{name}, captured"] = _captured(store, size, n_step)
+        draws[name] = functools.partial(_read_minibatch, store, size, n_step)
+        draws[f"{name}, captured"] = _captured_draw(store, size, n_step)
     return draws
 
 
@@ -245,7 +245,7 @@ def _draw(buffer, size: int):
     return found
 
 
-def _look(store, size: int, n_step: int):
+def _read_minibatch(store, size: int, n_step: int):
     import torch
 
     data = store.look(store.rows(1, size)[0], n_step, 0.99)
@@ -253,20 +253,20 @@ def _look(store, size: int, n_step: int):
     return data
 
 
-def _captured(store, size: int, n_step: int):
+def _captured_draw(store, size: int, n_step: int):
     import torch
 
     from torchrl_marl.capture import capture
 
-    def update(rows, error, held):
+    def update(rows, error, tensors):
         data = store.look(rows, n_step, 0.99)
         store.update_priority(data["index"], error)
         return dict(data.flatten_keys().items())
 
-    held = store.tensors
+    tensors = store.tensors
     rows, error = store.rows(1, size)[0], torch.rand(size)
-    program = capture(update, rows, error, held, name="drawing a minibatch")
-    return lambda: program.flat([store.rows(1, size)[0], torch.rand(size), *held])
+    program = capture(update, rows, error, tensors, name="drawing a minibatch")
+    return lambda: program.flat([store.rows(1, size)[0], torch.rand(size), *tensors])
 
 
 # ----------------------------------------------------------------------------- the report

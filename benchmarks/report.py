@@ -39,7 +39,7 @@ class Timings:
 
     def rounds(self) -> int:
         """How often each was timed."""
-        return min(len(taken) for taken in self.seconds.values())
+        return min(len(seconds) for seconds in self.seconds.values())
 
     def median(self, name: str) -> float:
         """Median seconds of a call."""
@@ -89,7 +89,7 @@ def alternate(
     """
     prepare = before or (lambda name: None)
     calls = _calls(candidates, warmup, shortest, prepare)
-    taken: dict[str, list[float]] = {name: [] for name in candidates}
+    seconds_of: dict[str, list[float]] = {name: [] for name in candidates}
     order, names = random.Random(0), list(candidates)
     end = time.perf_counter() + seconds
     for i in range(rounds):
@@ -103,8 +103,8 @@ def alternate(
             for _ in range(calls[name]):
                 candidates[name]()
             wait_for_gpu()
-            taken[name].append((time.perf_counter() - began) / calls[name])
-    return Timings(taken)
+            seconds_of[name].append((time.perf_counter() - began) / calls[name])
+    return Timings(seconds_of)
 
 
 def _calls(
@@ -193,12 +193,14 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """A table with numbers to the right, also readable as it stands."""
     cells = [[str(cell) for cell in row] for row in [header, *rows]]
     width = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    left = [i == 0 or not any(_is_number(row[i]) for row in cells[1:]) for i in range(len(header))]
+    left_aligned = [
+        i == 0 or not any(_is_number(row[i]) for row in cells[1:]) for i in range(len(header))
+    ]
     lines = []
     for row in cells:
-        padded = [x.ljust(w) if a else x.rjust(w) for x, w, a in zip(row, width, left)]
+        padded = [x.ljust(w) if a else x.rjust(w) for x, w, a in zip(row, width, left_aligned)]
         lines.append("| " + " | ".join(padded) + " |")
-    rule = ["-" * w if a else "-" * (w - 1) + ":" for w, a in zip(width, left)]
+    rule = ["-" * w if a else "-" * (w - 1) + ":" for w, a in zip(width, left_aligned)]
     lines.insert(1, "| " + " | ".join(rule) + " |")
     return "\n".join(lines)
 
@@ -310,5 +312,8 @@ def publish(
 
 def command() -> str:
     """The command that runs, from the repository's root; folders of this machine are left out."""
-    words = [f"<{Path(w).name}>" if Path(w).is_absolute() else shlex.quote(w) for w in sys.argv[1:]]
-    return " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words])
+    arguments = [
+        f"<{Path(word).name}>" if Path(word).is_absolute() else shlex.quote(word)
+        for word in sys.argv[1:]
+    ]
+    return " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *arguments])

@@ -68,26 +68,26 @@ def file_of(side: Side, case: Case, end: str = "json") -> Path:
     return side.results / f"{case.stem}.{end}"
 
 
-def run_side(side: Side, cases: list[Case], own: Path) -> None:
+def run_side(side: Side, cases: list[Case], folder: Path) -> None:
     """Runs the cases in a process of the side's own; one that dies is started again."""
-    own.mkdir()
-    left = [case for case in cases if not file_of(side, case).exists()]
-    while left:
-        todo = own / "cases.json"
-        todo.write_text(json.dumps([case.as_dict() for case in left]), encoding="utf-8")
+    folder.mkdir()
+    missing = [case for case in cases if not file_of(side, case).exists()]
+    while missing:
+        cases_file = folder / "cases.json"
+        cases_file.write_text(json.dumps([case.as_dict() for case in missing]), encoding="utf-8")
         command = [sys.executable, str(HERE / "same_bits_side.py"), str(side.checkout)]
-        with (own / "log.txt").open("a", encoding="utf-8") as log:
+        with (folder / "log.txt").open("a", encoding="utf-8") as log:
             done = subprocess.run(
-                [*command, str(todo), str(side.results)],
-                env=variables(side, own),
+                [*command, str(cases_file), str(side.results)],
+                env=variables(side, folder),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 check=False,
             )
-        left = [case for case in left if not file_of(side, case).exists()]
-        if left:  # the first of them was running
-            last = (own / "log.txt").read_text(encoding="utf-8").splitlines()[-1:]
-            note_death(side, left.pop(0), done.returncode, " ".join(last))
+        missing = [case for case in missing if not file_of(side, case).exists()]
+        if missing:  # the first of them was running
+            last = (folder / "log.txt").read_text(encoding="utf-8").splitlines()[-1:]
+            note_death(side, missing.pop(0), done.returncode, " ".join(last))
 
 
 def note_death(side: Side, case: Case, status: int, last: str) -> None:
@@ -97,13 +97,13 @@ def note_death(side: Side, case: Case, status: int, last: str) -> None:
     file_of(side, case).write_text(json.dumps(result), encoding="utf-8")
 
 
-def variables(side: Side, own: Path) -> dict[str, str]:
+def variables(side: Side, own_folder: Path) -> dict[str, str]:
     """The environment of a side's process: its code first, and caches that nobody shares."""
     folders = {
-        "TORCHINDUCTOR_CACHE_DIR": own / "inductor",
-        "JAX_COMPILATION_CACHE_DIR": own / "jax",
-        "XDG_STATE_HOME": own / "state",
-        "TMPDIR": own / "runs",
+        "TORCHINDUCTOR_CACHE_DIR": own_folder / "inductor",
+        "JAX_COMPILATION_CACHE_DIR": own_folder / "jax",
+        "XDG_STATE_HOME": own_folder / "state",
+        "TMPDIR": own_folder / "runs",
     }
     for folder in folders.values():
         folder.mkdir(exist_ok=True)
@@ -128,19 +128,21 @@ def verdict(case: Case, base: Side, head: Side) -> Verdict:
     if not found:
         return Verdict(case.name, "equal", [], seconds)
     if same_bits_leaves.only_moved(one["digests"], other["digests"]):
-        lines = [f"{path} {what}" for path, what in found[:SHOWN]]
+        lines = [f"{path} {change}" for path, change in found[:SHOWN]]
         return Verdict(case.name, "MOVED", ["the same bits under other names", *lines], seconds)
-    return Verdict(case.name, "DIFFERENT", described(case, found, base, head), seconds)
+    return Verdict(case.name, "DIFFERENT", describe_differences(case, found, base, head), seconds)
 
 
-def described(case: Case, found: list[tuple[str, str]], base: Side, head: Side) -> list[str]:
+def describe_differences(
+    case: Case, found: list[tuple[str, str]], base: Side, head: Side
+) -> list[str]:
     """A line for each of the first paths that differ, and how many there are."""
     one, other = (torch.load(file_of(s, case, "pt")) for s in (base, head))
     lines = [f"{len(found)} of {len(set(one) | set(other))} entries"]
-    for path, what in found[:SHOWN]:
-        if what == "differs":
-            what = same_bits_leaves.how_far(one[path], other[path])
-        lines.append(f"{path}: {what}")
+    for path, change in found[:SHOWN]:
+        if change == "differs":
+            change = same_bits_leaves.describe_difference(one[path], other[path])
+        lines.append(f"{path}: {change}")
     return lines
 
 
@@ -154,19 +156,22 @@ def checked_out(revision: str, folder: Path) -> Iterator[Path]:
         git("worktree", "remove", "--force", str(folder))
 
 
-def git(*words: str) -> str:
+def git(*arguments: str) -> str:
     """Output of a git command in the repository of this file."""
-    command = ["git", "-C", str(HERE), *words]
+    command = ["git", "-C", str(HERE), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"git {' '.join(words)}: {done.stderr.strip()}")
+        raise SystemExit(f"git {' '.join(arguments)}: {done.stderr.strip()}")
     return done.stdout.strip()
 
 
 def versions() -> str:
     """Python, the machine and the packages that numbers depend on."""
-    known = {own.metadata["Name"].lower(): own.version for own in metadata.distributions()}
-    packages = [f"{name} {known.get(name, '-')}" for name in PACKAGES]
+    installed = {
+        distribution.metadata["Name"].lower(): distribution.version
+        for distribution in metadata.distributions()
+    }
+    packages = [f"{name} {installed.get(name, '-')}" for name in PACKAGES]
     return ", ".join([platform.python_version(), report.hardware(), *packages])
 
 
@@ -187,7 +192,7 @@ def cache_of(folder: str | None, commit: str, otherwise: Path) -> Path:
     return kept
 
 
-def chosen(args: argparse.Namespace) -> list[Case]:
+def chosen_cases(args: argparse.Namespace) -> list[Case]:
     """The cases that are asked for."""
     cases = [case for case in all_cases() if case.quick or not args.quick]
     cases = [case for case in cases if re.search(args.only, case.name)]
@@ -203,8 +208,8 @@ def run_both(args: argparse.Namespace, cases: list[Case], work: Path) -> list[Ve
     (work / "head_results").mkdir()
     head = Side("head", Path(args.head).resolve(), work / "head_results")
     with contextlib.ExitStack() as stack:
-        known = all((kept / f"{case.stem}.json").exists() for case in cases)
-        tree = None if known else stack.enter_context(checked_out(commit, work / "base"))
+        all_cached = all((kept / f"{case.stem}.json").exists() for case in cases)
+        tree = None if all_cached else stack.enter_context(checked_out(commit, work / "base"))
         base = Side("base", tree or work, kept)
         with ThreadPoolExecutor(args.jobs) as pool:
             running = [
@@ -234,20 +239,26 @@ def forget_failures(side: Side, cases: list[Case]) -> None:
             file_of(side, case).unlink()
 
 
-def say(verdicts: list[Verdict], seconds: float) -> None:
+def print_summary(verdicts: list[Verdict], seconds: float) -> None:
     """Names what is not equal, and counts the cases of every kind."""
-    for one in verdicts:
-        if one.word != "equal":
-            print(f"{one.word}: {one.case}", *one.lines, sep="\n    ")
-    kinds = dict.fromkeys(one.case.partition("/")[0] for one in verdicts)
+    for case_verdict in verdicts:
+        if case_verdict.word != "equal":
+            print(f"{case_verdict.word}: {case_verdict.case}", *case_verdict.lines, sep="\n    ")
+    kinds = dict.fromkeys(case_verdict.case.partition("/")[0] for case_verdict in verdicts)
     words = ("equal", "MOVED", "DIFFERENT", "FAILED")
     rows = []
     for kind in kinds:
-        own = [one for one in verdicts if one.case.partition("/")[0] == kind]
-        counts = [sum(one.word == word for one in own) for word in words]
-        rows.append([kind, *counts, f"{sum(one.seconds for one in own):.0f}"])
+        verdicts_of_kind = [
+            case_verdict for case_verdict in verdicts if case_verdict.case.partition("/")[0] == kind
+        ]
+        counts = [
+            sum(case_verdict.word == word for case_verdict in verdicts_of_kind) for word in words
+        ]
+        rows.append(
+            [kind, *counts, f"{sum(case_verdict.seconds for case_verdict in verdicts_of_kind):.0f}"]
+        )
     print(report.markdown_table(("cases", *words, "seconds of head"), rows))
-    equal = sum(one.word == "equal" for one in verdicts)
+    equal = sum(case_verdict.word == "equal" for case_verdict in verdicts)
     print(f"{equal} of {len(verdicts)} cases are equal to the bit ({seconds:.0f} s)")
 
 
@@ -267,14 +278,14 @@ def main() -> None:
     parser.add_argument("--cache", help="folder to cache the results of --base in, by commit")
     parser.add_argument("--logs", help="folder for the output of the runs")
     args = parser.parse_args()
-    cases = chosen(args)
+    cases = chosen_cases(args)
     if args.list:
         print(*(case.name for case in cases), sep="\n")
         return
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as work:
         verdicts = run_both(args, cases, Path(work))
-    say(verdicts, time.perf_counter() - began)
+    print_summary(verdicts, time.perf_counter() - began)
     raise SystemExit(any(one.word != "equal" for one in verdicts))
 
 

@@ -50,35 +50,41 @@ class Case(NamedTuple):
         return {**self._asdict(), "stem": self.stem}
 
 
-def small(recipe: str, golden: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+def short_run_settings(
+    recipe: str, golden: dict[str, Any], extra_settings: dict[str, Any]
+) -> dict[str, Any]:
     """Overrides that make a recipe train for a second, and settings of one's own above them."""
     overrides = dict(SIZES)
     sections = golden[recipe]
-    algorithm = more.get("learner", sections["learner"]["algorithm"])
+    algorithm = extra_settings.get("learner", sections["learner"]["algorithm"])
     parts = ("learner.actor.memory", "learner.critic.memory")
-    kinds = [more.get(f"{part}.kind", sections.get(part, {}).get("kind")) for part in parts]
+    kinds = [
+        extra_settings.get(f"{part}.kind", sections.get(part, {}).get("kind")) for part in parts
+    ]
     remembers = any(kind not in (None, "none") for kind in kinds)
-    overrides |= small_learner("learner", algorithm, remembers)
-    for group, own in sections[""]["groups"].items():
-        overrides |= small_learner(f"groups.{group}", own.get("algorithm", algorithm), remembers)
+    overrides |= short_learner_settings("learner", algorithm, remembers)
+    for group, group_settings in sections[""]["groups"].items():
+        overrides |= short_learner_settings(
+            f"groups.{group}", group_settings.get("algorithm", algorithm), remembers
+        )
     if sections["population"]["size"] > 1:
         overrides["population.size"] = 4 if sections["evolution"]["method"] != "none" else 2
     if sections["evolution"]["method"] != "none":
         overrides |= EVOLUTION
     overrides["league.snapshot_every"] = 40
-    return overrides | more
+    return overrides | extra_settings
 
 
-def small_learner(section: str, algorithm: str, remembers: bool) -> dict[str, Any]:
+def short_learner_settings(section: str, algorithm: str, remembers: bool) -> dict[str, Any]:
     """Settings with which a learner learns from 40 frames."""
-    own: dict[str, Any] = {"minibatch_size": 20}
+    settings: dict[str, Any] = {"minibatch_size": 20}
     if algorithm in AT_ONCE:
-        own["num_epochs"] = 2
+        settings["num_epochs"] = 2
     else:
-        own |= {"learning_starts": 20, "replay.capacity": 100}
+        settings |= {"learning_starts": 20, "replay.capacity": 100}
     if remembers:
-        own["window"] = 5
-    return {f"{section}.{key}": value for key, value in own.items()}
+        settings["window"] = 5
+    return {f"{section}.{key}": value for key, value in settings.items()}
 
 
 COMPILED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -258,13 +264,13 @@ def all_cases() -> list[Case]:
     for recipe, sections in golden.items():
         if sections["env"]["library"] not in LEFT_OUT:
             for execution in ("eager", "trace"):
-                own = {**small(recipe, golden, {}), "execution": execution}
+                settings = {**short_run_settings(recipe, golden, {}), "execution": execution}
                 name = f"{execution}/{recipe}"
-                cases.append(Case(name, "train", recipe, own, recipe in QUICK))
-    for name, (kind, recipe, more) in MORE.items():
-        own = {"execution": "eager", **small(recipe, golden, more)}
-        cases.append(Case(name, kind, recipe, own, name in QUICK))
-    for word, (recipe, more) in COMPILED.items():
-        own = {**small(recipe, golden, more), "execution": "compile"}
-        cases.append(Case(f"compile/{word}", "train", recipe, own, f"compile/{word}" in QUICK))
+                cases.append(Case(name, "train", recipe, settings, recipe in QUICK))
+    for name, (kind, recipe, extra_settings) in MORE.items():
+        settings = {"execution": "eager", **short_run_settings(recipe, golden, extra_settings)}
+        cases.append(Case(name, kind, recipe, settings, name in QUICK))
+    for name, (recipe, extra_settings) in COMPILED.items():
+        settings = {**short_run_settings(recipe, golden, extra_settings), "execution": "compile"}
+        cases.append(Case(f"compile/{name}", "train", recipe, settings, f"compile/{name}" in QUICK))
     return cases

@@ -49,8 +49,8 @@ def is_pickle_of_mujoco(leaf: Any) -> bool:
 def digest(leaf: Any) -> str:
     """A hash of a tensor's type, shape and bytes, or of a value's type and text."""
     if isinstance(leaf, Tensor):
-        what = f"{leaf.dtype} {tuple(leaf.shape)} ".encode()
-        return hashlib.sha256(what + as_bytes(leaf)).hexdigest()
+        header = f"{leaf.dtype} {tuple(leaf.shape)} ".encode()
+        return hashlib.sha256(header + as_bytes(leaf)).hexdigest()
     return hashlib.sha256(f"{type(leaf).__name__} {leaf!r}".encode()).hexdigest()
 
 
@@ -59,7 +59,7 @@ def as_bytes(tensor: Tensor) -> bytes:
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def of_run(folder: Path) -> dict[str, Any]:
+def leaves_of_run(folder: Path) -> dict[str, Any]:
     """All leaves of a run's folder: last checkpoints, stored players, tables and summaries."""
     found: dict[str, Any] = {}
     for file in files_of(folder):
@@ -70,8 +70,8 @@ def of_run(folder: Path) -> dict[str, Any]:
 
 def files_of(folder: Path) -> list[Path]:
     """The files to compare: of every folder of checkpoints the last one, the rest as it is."""
-    every = [file for end in ("pt", "csv", "json") for file in folder.rglob(f"*.{end}")]
-    others = [file for file in every if file.parent.name != "checkpoints"]
+    all_files = [file for end in ("pt", "csv", "json") for file in folder.rglob(f"*.{end}")]
+    others = [file for file in all_files if file.parent.name != "checkpoints"]
     last = [max(where.glob("*.pt")) for where in folder.rglob("checkpoints")]
     return sorted(others + last)
 
@@ -104,10 +104,10 @@ def only_moved(base: Mapping[str, str], head: Mapping[str, str]) -> bool:
     return set(base) != set(head) and Counter(base.values()) == Counter(head.values())
 
 
-def how_far(one: Any, other: Any) -> str:
+def describe_difference(one: Any, other: Any) -> str:
     """In a few words, how two leaves differ: by how much, or what each of them is."""
     if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
-        return f"{short(one)} on base, {short(other)} on head"
+        return f"{short_text(one)} on base, {short_text(other)} on head"
     if one.dtype != other.dtype or one.shape != other.shape:
         return f"{described(one)} on base, {described(other)} on head"
     changed = (one != other).sum().item()
@@ -123,7 +123,7 @@ def described(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
-def short(leaf: Any) -> str:
+def short_text(leaf: Any) -> str:
     """A value's text, not longer than a few words."""
     text = described(leaf) if isinstance(leaf, Tensor) else repr(leaf)
     return text if len(text) <= 40 else text[:37] + "..."

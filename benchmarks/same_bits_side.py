@@ -53,7 +53,7 @@ def resume(recipe: str, overrides: dict[str, Any], folder: str) -> None:
     torchrl_marl.resume(folder, total_frames=frames)
 
 
-def ranks(recipe: str, overrides: dict[str, Any], folder: str) -> None:
+def train_on_two_ranks(recipe: str, overrides: dict[str, Any], folder: str) -> None:
     """A run of two processes that learn as one."""
     launched = "-m torch.distributed.run --nnodes 1 --nproc-per-node 2 --master-addr 127.0.0.1"
     settings = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
@@ -69,7 +69,7 @@ def ranks(recipe: str, overrides: dict[str, Any], folder: str) -> None:
 RUNNERS: dict[str, Callable[[str, dict[str, Any], str], None]] = {
     "train": train,
     "resume": resume,
-    "ranks": ranks,
+    "ranks": train_on_two_ranks,
 }
 
 
@@ -96,7 +96,7 @@ def give_up(*_: Any) -> None:
     raise TimeoutError(f"not done after {SECONDS} s")
 
 
-def found_by(case: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def run_and_digest(case: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """A case's result, and the leaves of its run, none where it failed."""
     folder = Path(tempfile.mkdtemp())
     began = time.perf_counter()
@@ -106,7 +106,7 @@ def found_by(case: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         reset_process()
         run_case(case, folder / "run")
-        values = same_bits_leaves.of_run(folder / "run")
+        values = same_bits_leaves.leaves_of_run(folder / "run")
     except (Exception, SystemExit) as failure:
         traceback.print_exc()
         error = " ".join(traceback.format_exception_only(failure)[-1].split())
@@ -123,12 +123,14 @@ def main() -> None:
     checkout, cases, results = (Path(text).resolve() for text in sys.argv[1:])
     import torchrl_marl
 
-    here = Path(torchrl_marl.__file__).resolve()
-    assert here.is_relative_to(checkout), f"{here} was imported, expected that of {checkout}"
+    imported_file = Path(torchrl_marl.__file__).resolve()
+    assert imported_file.is_relative_to(checkout), (
+        f"{imported_file} was imported, expected that of {checkout}"
+    )
     signal.signal(signal.SIGALRM, give_up)
     for case in json.loads(cases.read_text(encoding="utf-8")):
         print(f"--- {case['name']}", flush=True)
-        result, values = found_by(case)
+        result, values = run_and_digest(case)
         stem = case["stem"]
         torch.save(values, results / f"{stem}.pt")
         part = results / f"{stem}.part"

@@ -38,8 +38,11 @@ def train(seed: int, execution: str, folder: Path, args: argparse.Namespace) -> 
     overrides: dict[str, Any] = dict(QUICK) if args.quick else {}
     if args.frames and not args.quick:
         overrides["total_frames"] = args.frames
-    every = 400 if args.quick else args.every
-    overrides |= {"evaluation.every_frames": every, "logging.progress": sys.stderr.isatty()}
+    evaluation_frames = 400 if args.quick else args.every
+    overrides |= {
+        "evaluation.every_frames": evaluation_frames,
+        "logging.progress": sys.stderr.isatty(),
+    }
     run = torchrl_marl.train(
         args.recipe, seed=seed, folder=str(folder), execution=execution, **overrides
     )
@@ -53,15 +56,18 @@ def rows_of(runs: list[dict[str, Any]]) -> list[list[str]]:
     """A row for every run, and for the mean of each execution."""
     rows = [[f"seed {run['seed']}", run["execution"], *_cells([run])] for run in runs]
     for execution in ("eager", "compile"):
-        own = [run for run in runs if run["execution"] == execution]
-        rows.append(["mean", execution, *_cells(own)])
+        execution_runs = [run for run in runs if run["execution"] == execution]
+        rows.append(["mean", execution, *_cells(execution_runs)])
     return rows
 
 
 def _cells(runs: list[dict[str, Any]]) -> list[str]:
     keys = {"return_after": ".2f", "return_before": ".2f", "seconds": ".0f"}
     keys["frames_per_second"] = ",.0f"
-    return [format(statistics.mean(run[key] for run in runs), how) for key, how in keys.items()]
+    return [
+        format(statistics.mean(run[key] for run in runs), format_spec)
+        for key, format_spec in keys.items()
+    ]
 
 
 def draw(runs: list[dict[str, Any]], path: Path, recipe: str) -> None:

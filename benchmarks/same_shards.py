@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import report
-from shards import ON_RAY, settings, started
+from shards import ON_RAY, settings, started_training
 
 TEXTS = {
     "equality": """Five iterations of four shards: in one process, on 1, 2 and 4 actors of Ray, and
@@ -27,7 +27,7 @@ TEXTS = {
     silent (SIGSTOP) and raising, against the same run in one process: what differs of weights,
     optimizer, metrics and random states.""",
 }
-WORLDS = {
+ENVIRONMENTS = {
     "toy arena, deaths, two groups": (
         "toy_arena_mappo",
         {"env.kwargs.n_groups": 2, "frames_per_batch": 640, "learner.minibatch_size": 320},
@@ -55,15 +55,15 @@ def equality(args: argparse.Namespace) -> list[tuple[str, str]]:
     from torchrl_marl.training import iterate
 
     rows = []
-    for title, (recipe, own) in WORLDS.items():
-        base = load_config(recipe, {**own, **SHORT})
+    for title, (recipe, overrides) in ENVIRONMENTS.items():
+        base = load_config(recipe, {**overrides, **SHORT})
         base = load_config(base, {"total_frames": 5 * base.frames_per_batch})
         found = {}
         with tempfile.TemporaryDirectory() as folder:
             for actors in (0, 1, 2, 4):
-                run = torchrl_marl.train(placed(base, f"{folder}/{actors}", actors))
+                run = torchrl_marl.train(placement_settings(base, f"{folder}/{actors}", actors))
                 found[actors] = state_of(run.folder)
-            for step in iterate(placed(base, f"{folder}/moved", 2)):
+            for step in iterate(placement_settings(base, f"{folder}/moved", 2)):
                 if step.number == 2:
                     break
             torchrl_marl.resume(f"{folder}/moved", distributed={"actors": 1})
@@ -83,14 +83,14 @@ SHORT = {
 }
 
 
-def placed(base: Any, folder: str, actors: int) -> Any:
+def placement_settings(base: Any, folder: str, actors: int) -> Any:
     """Settings of four shards, on so many actors."""
     from torchrl_marl.recipes import load_config
 
-    where: dict[str, Any] = {"collectors": 4}
+    distributed: dict[str, Any] = {"collectors": 4}
     if actors:
-        where |= {"backend": "ray", "actors": actors, "cpus_per_actor": 0.5, "spares": 0}
-    return load_config(base, {"folder": folder, "distributed": where})
+        distributed |= {"backend": "ray", "actors": actors, "cpus_per_actor": 0.5, "spares": 0}
+    return load_config(base, {"folder": folder, "distributed": distributed})
 
 
 def state_of(folder: Path) -> str:
@@ -117,16 +117,18 @@ def deaths(args: argparse.Namespace) -> list[tuple[str, str]]:
     rows = []
     for seed in range(args.seeds):
         with tempfile.TemporaryDirectory() as orders:
-            world = {"env.kwargs.milliseconds": 0.1, "env.kwargs.orders": orders}
-            with started(settings(**world, **{"distributed.collectors": 4})) as training:
-                expected, _ = learned(training, {}, orders)
-            where = {**ON_RAY, "collectors": 4, "spares": 1, "timeout": 5.0}
-            with started(settings(**world, distributed=where)) as training:
-                kinds = draw(random.Random(seed))
+            env_settings = {"env.kwargs.milliseconds": 0.1, "env.kwargs.orders": orders}
+            with started_training(
+                settings(**env_settings, **{"distributed.collectors": 4})
+            ) as training:
+                expected, _ = run_and_hash(training, {}, orders)
+            distributed = {**ON_RAY, "collectors": 4, "spares": 1, "timeout": 5.0}
+            with started_training(settings(**env_settings, distributed=distributed)) as training:
+                kinds = draw_failures(random.Random(seed))
                 began = time.perf_counter()
-                state, row = learned(training, kinds, orders)
+                state, row = run_and_hash(training, kinds, orders)
                 seconds = time.perf_counter() - began
-            died = [kind for own in kinds.values() for kind in own]
+            died = [kind for iteration_kinds in kinds.values() for kind in iteration_kinds]
             counts = ", ".join(f"{died.count(kind)} {kind}" for kind in sorted(set(died)))
             equal = "nothing" if state == expected else "SOMETHING"
             rows.append([seed, counts, row["collector_restarts"], row["episodes_lost"], equal])
@@ -138,21 +140,21 @@ def deaths(args: argparse.Namespace) -> list[tuple[str, str]]:
 ITERATIONS = 20
 
 
-def draw(chance: random.Random) -> dict[int, list[str]]:
+def draw_failures(rng: random.Random) -> dict[int, list[str]]:
     """What happens before which iteration: ten deaths, each in an iteration of its own."""
     kinds = ["killed"] * 4 + ["silent"] * 3 + ["raised"] * 3
-    chance.shuffle(kinds)
-    return {i: [kind] for i, kind in zip(sorted(chance.sample(range(1, 20), 10)), kinds)}
+    rng.shuffle(kinds)
+    return {i: [kind] for i, kind in zip(sorted(rng.sample(range(1, 20), 10)), kinds)}
 
 
-def learned(
+def run_and_hash(
     training: Any, kinds: dict[int, list[str]], orders: str
 ) -> tuple[str, dict[str, float]]:
     """A hash of all that a run has come to, and its last row of metrics."""
     digest = hashlib.sha256()
     for i in range(ITERATIONS):
         for kind in kinds.get(i, []):
-            befall(training.collector.placement, kind, i % 2, orders)
+            inject_failure(training.collector.placement, kind, i % 2, orders)
         metrics = training.step().metrics
         digest.update(repr({k: v for k, v in metrics.items() if k not in CLOCK}).encode())
     state = training.state_dict()
@@ -161,7 +163,7 @@ def learned(
     return digest.hexdigest(), metrics
 
 
-def befall(placement: Any, kind: str, a: int, orders: str) -> None:
+def inject_failure(placement: Any, kind: str, a: int, orders: str) -> None:
     """Makes an actor die or hang, or its environment raise."""
     if kind == "raised":
         (Path(orders) / "raise").touch()

@@ -81,10 +81,10 @@ class Side:
             text=True,
         )
 
-    def ask(self, word: str, given: Any = None) -> float:
+    def ask(self, command: str, argument: Any = None) -> float:
         """Returns the seconds that something took."""
         assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(json.dumps([word, given]) + "\n")
+        self.process.stdin.write(json.dumps([command, argument]) + "\n")
         self.process.stdin.flush()
         for line in self.process.stdout:
             if line.startswith("@"):
@@ -105,24 +105,24 @@ def timed(
         side.ask("begin", {**PLAIN, **QUIET, **settings})
     once = max(side.ask("run", 1) for side in sides)
     block = max(1, round(seconds / (2 * rounds * once)))
-    taken: dict[str, list[float]] = {"base": [], "this": []}
+    seconds_of_versions: dict[str, list[float]] = {"base": [], "this": []}
     for n in range(rounds):
-        turns = list(zip(taken, sides))
+        turns = list(zip(seconds_of_versions, sides))
         for name, side in turns if n % 2 == 0 else reversed(turns):
-            taken[name].append(side.ask("run", block) / block)
+            seconds_of_versions[name].append(side.ask("run", block) / block)
     for side in sides:
         side.ask("end")
-    return report.Timings(taken)
+    return report.Timings(seconds_of_versions)
 
 
 def timed_ranks(checkouts: list[Path], rounds: int) -> report.Timings:
     """Returns the median seconds of an iteration by two ranks of ``torchrun``, in each round."""
-    taken: dict[str, list[float]] = {"base": [], "this": []}
+    seconds_of_versions: dict[str, list[float]] = {"base": [], "this": []}
     for n in range(rounds):
-        turns = list(zip(taken, checkouts))
+        turns = list(zip(seconds_of_versions, checkouts))
         for name, checkout in turns if n % 2 == 0 else reversed(turns):
-            taken[name].append(seconds_of_ranks(checkout))
-    return report.Timings(taken)
+            seconds_of_versions[name].append(seconds_of_ranks(checkout))
+    return report.Timings(seconds_of_versions)
 
 
 def seconds_of_ranks(checkout: Path) -> float:
@@ -131,10 +131,10 @@ def seconds_of_ranks(checkout: Path) -> float:
     settings |= {"total_frames": 12 * 6_400, "distributed.collectors": 2}
     recipe = settings.pop("recipe")
     with tempfile.TemporaryDirectory() as folder:
-        words = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+        setting_args = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
         subprocess.run(
             [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
-            + ["-m", "torchrl_marl", "train", recipe, f"folder={folder}/run", *words],
+            + ["-m", "torchrl_marl", "train", recipe, f"folder={folder}/run", *setting_args],
             env=variables(checkout),
             cwd=folder,
             check=True,
@@ -158,12 +158,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--write", action="store_true", help="write the table to results")
     args = parser.parse_args()
-    here, rows, began = Path(__file__).resolve().parents[1], [], time.perf_counter()
+    this_checkout, rows, began = Path(__file__).resolve().parents[1], [], time.perf_counter()
     with tempfile.TemporaryDirectory() as work, checked_out(args.base, Path(work)) as base:
-        sides = [Side(base), Side(here)]
+        sides = [Side(base), Side(this_checkout)]
         for name in args.only:
             if name == RANKS:
-                times = timed_ranks([base, here], max(2, args.rounds // 3))
+                times = timed_ranks([base, this_checkout], max(2, args.rounds // 3))
             else:
                 times = timed(sides, dict(CASES[name]), args.seconds, args.rounds)
             milliseconds = (f"{1e3 * times.median(side):.4g}" for side in ("base", "this"))

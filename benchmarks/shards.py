@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import report
-from forecast import World
+from forecast import Workload
 
 BUSY = f"{Path(__file__).parent / 'busy_world.py'}:BusyArena"
 TEXTS = {
@@ -59,7 +59,7 @@ def settings(**overrides: Any) -> Any:
 
 
 @contextlib.contextmanager
-def started(config: Any) -> Iterator[Any]:
+def started_training(config: Any) -> Iterator[Any]:
     """A training, whose environments are closed at the end."""
     import dataclasses
 
@@ -87,20 +87,25 @@ def speed(args: argparse.Namespace) -> list[tuple[str, str]]:
             "2 actors, overlap 1": settings(**learner, distributed={**ON_RAY, "overlap": 1}),
         }
         with contextlib.ExitStack() as stack:
-            runs = {name: stack.enter_context(started(own)) for name, own in configs.items()}
+            runs = {
+                name: stack.enter_context(started_training(config))
+                for name, config in configs.items()
+            }
             steps = {name: run.step for name, run in runs.items()}
-            parts = shares(runs["one process"])
+            parts = collect_and_learn_seconds(runs["one process"])
             ahead = runs["2 actors, overlap 1"]
             # What plays ahead must not play while another is timed.
-            steps["2 actors, overlap 1"] = partial(in_a_row, ahead)
+            steps["2 actors, overlap 1"] = partial(run_overlapped_iterations, ahead)
             timings = report.alternate(steps, args.rounds, seconds=args.seconds, shortest=0.0)
         forecasts = forecasts_of(*parts)
         rows = []
         for name in configs:
-            many = IN_A_ROW if "overlap" in name else 1
-            ratio = timings.ratio(name, "one process") * many
-            text = timings.ratio_text(name, "one process") if many == 1 else f"{ratio:.2f}"
-            rows.append([name, f"{1e3 * timings.median(name) / many:.0f}", text, forecasts[name]])
+            n_iterations = IN_A_ROW if "overlap" in name else 1
+            ratio = timings.ratio(name, "one process") * n_iterations
+            text = timings.ratio_text(name, "one process") if n_iterations == 1 else f"{ratio:.2f}"
+            rows.append(
+                [name, f"{1e3 * timings.median(name) / n_iterations:.0f}", text, forecasts[name]]
+            )
         header = ["", "ms an iteration", "times one process", "forecast"]
         collect, learn = parts
         share = f"collecting {1e3 * collect:.0f} ms, learning {1e3 * learn:.0f} ms in one process"
@@ -111,14 +116,14 @@ def speed(args: argparse.Namespace) -> list[tuple[str, str]]:
 IN_A_ROW = 10
 
 
-def in_a_row(training: Any) -> None:
+def run_overlapped_iterations(training: Any) -> None:
     """Iterations one after the other, of which the last one's batch ahead is waited for."""
     for _ in range(IN_A_ROW):
         training.step()
     training.collector.placement.states()
 
 
-def shares(training: Any, rounds: int = 5) -> tuple[float, float]:
+def collect_and_learn_seconds(training: Any, rounds: int = 5) -> tuple[float, float]:
     """Median seconds of collecting and of learning."""
     collect, learn = [], []
     for _ in range(rounds):
@@ -133,13 +138,13 @@ def shares(training: Any, rounds: int = 5) -> tuple[float, float]:
 
 def forecasts_of(collect: float, learn: float) -> dict[str, str]:
     """What `forecast.py` says of two actors, from the seconds of one process."""
-    world = World("", copies=16, steps=25, step=0.0, copy=collect / 400, learn=learn / 400)
+    workload = Workload("", copies=16, steps=25, step=0.0, copy=collect / 400, learn=learn / 400)
     cores = len(os.sched_getaffinity(0))
-    alone = world.iteration(0)
+    seconds = workload.iteration(0)
     return {
         "one process": "1",
-        "2 actors": f"{alone / world.iteration(2):.2f}",
-        "2 actors, overlap 1": f"{alone / world.iteration(2, overlap=True, cores=cores):.2f}",
+        "2 actors": f"{seconds / workload.iteration(2):.2f}",
+        "2 actors, overlap 1": f"{seconds / workload.iteration(2, overlap=True, cores=cores):.2f}",
     }
 
 
@@ -185,8 +190,10 @@ def start(args: argparse.Namespace) -> list[tuple[str, str]]:
     rows = []
     for name, spares in (("by a spare", 1), ("by a new process", 0)):
         began = time.perf_counter()
-        own = {**ON_RAY, "spares": spares}
-        with started(settings(distributed=own, **{"env.kwargs.milliseconds": 0.1})) as training:
+        ray_settings = {**ON_RAY, "spares": spares}
+        with started_training(
+            settings(distributed=ray_settings, **{"env.kwargs.milliseconds": 0.1})
+        ) as training:
             training.collector.rollout()
             first = time.perf_counter() - began
             placement = training.collector.placement
@@ -209,12 +216,12 @@ def learning(args: argparse.Namespace) -> list[tuple[str, str]]:
     import torchrl_marl
 
     ahead = {"collectors": 2, "overlap": 1}
-    ways: dict[str, dict[str, Any]] = {
+    variants: dict[str, dict[str, Any]] = {
         "in one piece": {},
         "overlap 1, V-trace": {"distributed": ahead, "learner": {"estimator": "vtrace"}},
     }
     rows = []
-    for name, own in ways.items():
+    for name, distributed in variants.items():
         found = []
         for seed in range(args.seeds):
             with tempfile.TemporaryDirectory() as folder:
@@ -227,7 +234,7 @@ def learning(args: argparse.Namespace) -> list[tuple[str, str]]:
                     folder=f"{folder}/run",
                     evaluation={"episodes": 1},
                     logging={"progress": False},
-                    **own,
+                    **distributed,
                 )
                 with (run.folder / "metrics.csv").open(newline="") as file:
                     returns = [float(row["agent/episode_reward"]) for row in csv.DictReader(file)]

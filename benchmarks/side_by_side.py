@@ -93,8 +93,8 @@ def rows_of(name: str) -> list[list[str]]:
         python = foreign.make_environment(foreign.environments() / name, peer.installs)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        theirs = PROGRAMS / f"{name}_program.py"
-        seconds, lines = run(python, theirs, Path(folder))
+        their_program = PROGRAMS / f"{name}_program.py"
+        seconds, lines = run(python, their_program, Path(folder))
         versions = installed(python, peer.packages)
         rows.append([peer.title, versions, f"{seconds:.0f}", *map(code, (lines[0], lines[-1]))])
     with tempfile.TemporaryDirectory() as folder:

@@ -65,13 +65,13 @@ def compile_form(form: str, scenario: str, n_agents: int, n_envs: int) -> Any:
     found: list[Any] = []
     compile_trace = captured.compile_trace
 
-    def watched(traced: Any, *inputs: Any, **how: Any) -> Any:
-        program = compile_trace(traced, *inputs, **how)
+    def recording_compile(traced: Any, *inputs: Any, **kwargs: Any) -> Any:
+        program = compile_trace(traced, *inputs, **kwargs)
         leaves = [x.clone() for x in pytree.tree_leaves(inputs)]
         found[:] = [program, leaves, program.seconds]
         return program
 
-    captured.compile_trace = watched
+    captured.compile_trace = recording_compile
     with tempfile.TemporaryDirectory() as cache, torch.no_grad():
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
         env.step(env.rand_action(env.reset()))
@@ -109,8 +109,8 @@ def child(scenario: str, n_agents: int, n_envs: int, threads: int, seconds: floa
 
 def measure(scenario: str, n_agents: int, args: argparse.Namespace) -> list[list[str]]:
     """Measures one scenario in a process of its own; a row for each graph."""
-    what = [scenario, str(n_agents), str(args.envs), str(args.threads), str(args.seconds)]
-    command = [sys.executable, str(Path(__file__)), "--child", *what]
+    child_args = [scenario, str(n_agents), str(args.envs), str(args.threads), str(args.seconds)]
+    command = [sys.executable, str(Path(__file__)), "--child", *child_args]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return [
@@ -149,8 +149,8 @@ def main() -> None:
         print(report.markdown_table(HEADER, rows[-len(FORMS) :]), flush=True)
     sections = [("Graphs of a step", report.markdown_table(HEADER, rows))]
     settings = {"envs": args.envs, "threads": args.threads}
-    what = f"smaller_graphs_{args.envs}"
-    report.publish(what, "Smaller graphs", sections, settings, METHOD, write=args.write)
+    report_name = f"smaller_graphs_{args.envs}"
+    report.publish(report_name, "Smaller graphs", sections, settings, METHOD, write=args.write)
 
 
 if __name__ == "__main__":

@@ -82,10 +82,10 @@ def train_agilerl(
         "--evaluation-seed": EVALUATION_SEED,
         "--out": path,
     }
-    words = [str(word) for option in options.items() for word in option]
+    option_args = [str(word) for option in options.items() for word in option]
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     environment["OMP_NUM_THREADS"] = "1"
-    subprocess.run([python, str(SCRIPT), *words], check=True, env=environment)
+    subprocess.run([python, str(SCRIPT), *option_args], check=True, env=environment)
 
 
 def train_ours(seed: int, path: Path, recipe: str, args: argparse.Namespace) -> None:
@@ -93,8 +93,8 @@ def train_ours(seed: int, path: Path, recipe: str, args: argparse.Namespace) -> 
     with tempfile.TemporaryDirectory() as folder:
         overrides = {"seed": seed, "total_frames": args.frames, "folder": f"{folder}/run"}
         episodes = Episodes(args.episodes, EVALUATION_SEED)
-        evaluation = functools.partial(measuring, episodes=episodes)
-        result = curves.trained(recipe, overrides, args.evaluate_every, evaluation)
+        evaluation = functools.partial(make_evaluation, episodes=episodes)
+        result = curves.train_with_curve(recipe, overrides, args.evaluate_every, evaluation)
     result = {
         "seed": seed,
         "evaluation": [args.frames, args.episodes, args.evaluate_every, EVALUATION_SEED],
@@ -104,7 +104,7 @@ def train_ours(seed: int, path: Path, recipe: str, args: argparse.Namespace) -> 
     path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
-def measuring(training: Any, episodes: Episodes) -> Callable[[], dict[str, float]]:
+def make_evaluation(training: Any, episodes: Episodes) -> Callable[[], dict[str, float]]:
     """What measures the policy of a training, by the likeliest and by drawn actions."""
     from torchrl.envs.utils import ExplorationType
 
@@ -126,13 +126,13 @@ def acting(training: Any, mode: Any) -> Callable[[Arrays], Arrays]:
     from tensordict import TensorDict
     from torchrl.envs.utils import set_exploration_type
 
-    def act(seen: Arrays) -> Arrays:
-        count = len(next(iter(seen.values())))
-        groups = {name: name.partition("_")[0] for name in seen}
+    def act(observations: Arrays) -> Arrays:
+        count = len(next(iter(observations.values())))
+        groups = {name: name.partition("_")[0] for name in observations}
         data = TensorDict(
             {
                 group: {
-                    "observation": torch.from_numpy(seen[name]).unsqueeze(1),
+                    "observation": torch.from_numpy(observations[name]).unsqueeze(1),
                     "mask": torch.ones(count, 1, dtype=torch.bool),
                 }
                 for name, group in groups.items()
@@ -185,8 +185,8 @@ def publish(sides: dict[str, list[Result]], picture: Path, args: argparse.Namesp
     sections = [("Return", report.markdown_table(["frames", *sides], rows)), ("At the end", final)]
     if args.write:
         sections.insert(1, ("Learning curves", f"![learning curves]({picture.name})"))
-    theirs = {name: sides[name][0] for name in map(THEIRS.get, args.agilerl)}
-    first = next(iter(theirs.values()))
+    agilerl_results = {name: sides[name][0] for name in map(THEIRS.get, args.agilerl)}
+    first = next(iter(agilerl_results.values()))
     report.publish(
         args.file,
         "mpe2's simple_speaker_listener: our recipes and AgileRL's",
@@ -196,7 +196,10 @@ def publish(sides: dict[str, list[Result]], picture: Path, args: argparse.Namesp
             "threads of torch": 1,
             "environment": f"mpe2 {version('mpe2')}, pettingzoo {version('pettingzoo')}",
             "AgileRL's versions": ", ".join(f"{k} {v}" for k, v in first["versions"].items()),
-            **{f"settings of {name}": json.dumps(x["settings"]) for name, x in theirs.items()},
+            **{
+                f"settings of {name}": json.dumps(x["settings"])
+                for name, x in agilerl_results.items()
+            },
         },
         f"""Mean (least to most) over the seeds. A return is what one agent earns in an episode of
         25 steps, mean over {args.episodes} episodes and both agents, who earn the same; AgileRL's

@@ -51,7 +51,7 @@ def run_ours(args: argparse.Namespace) -> None:
     )
 
 
-def ours(task: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
+def our_result(task: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
     """A run's episodes, played once and kept beside the suite."""
     place = (task, args.algorithm, f"seed{seed}")
     path = args.ours / "episodes" / f"{'_'.join(place)}.json"
@@ -63,7 +63,7 @@ def ours(task: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def theirs(task: str, seed: int, frames: int, args: argparse.Namespace) -> dict[str, Any]:
+def their_result(task: str, seed: int, frames: int, args: argparse.Namespace) -> dict[str, Any]:
     """BenchMARL's result, made where it is not there yet, in its own batches."""
     path = (args.theirs / f"{task}_seed{seed}.json").resolve()
     if not path.is_file():
@@ -78,10 +78,10 @@ def theirs(task: str, seed: int, frames: int, args: argparse.Namespace) -> dict[
             "--evaluation-seed": EVALUATION_SEED,
             "--out": path,
         }
-        words = [str(word) for option in options.items() for word in option]
+        option_args = [str(word) for option in options.items() for word in option]
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
         environment["OMP_NUM_THREADS"] = "1"
-        subprocess.run([python, str(BENCHMARL), *words], check=True, env=environment)
+        subprocess.run([python, str(BENCHMARL), *option_args], check=True, env=environment)
     found = json.loads(path.read_text(encoding="utf-8"))
     check(path, (found["settings"]["evaluation"]["seed"], len(found["starts"])), args)
     return {**found, "frames": found["curve"][-1]["frames"]}
@@ -133,24 +133,29 @@ def row(task: str, args: argparse.Namespace) -> dict[str, Any]:
     """Everything about a task."""
     from torchrl_marl.training.statistics import estimate, interquartile_mean, paired_difference
 
-    own = [ours(task, seed, args) for seed in args.seeds]
-    other = [theirs(task, seed, own[0]["frames"], args) for seed in args.their_seeds]
-    for result in (*own, *other):
-        check_alike(task, own[0], result)
+    our_results = [our_result(task, seed, args) for seed in args.seeds]
+    their_results = [
+        their_result(task, seed, our_results[0]["frames"], args) for seed in args.their_seeds
+    ]
+    for result in (*our_results, *their_results):
+        check_alike(task, our_results[0], result)
     returns, reference = (
-        [mean_return(one) for one in own],
-        [mean_return(result) for result in other],
+        [mean_return(one) for one in our_results],
+        [mean_return(result) for result in their_results],
     )
     episodes = [
         [statistics.fmean(x) for x in zip(*(one["episodes"][RETURN] for one in side))]
-        for side in (own, other)
+        for side in (our_results, their_results)
     ]
-    seconds = [statistics.fmean(one["seconds_training"] for one in side) for side in (own, other)]
+    seconds = [
+        statistics.fmean(one["seconds_training"] for one in side)
+        for side in (our_results, their_results)
+    ]
     return {
         "task": task,
-        "frames": own[0]["frames"],
-        "versions": other[0]["versions"],
-        "ran": f"execution={own[0]['execution']}, device={own[0]['device']}",
+        "frames": our_results[0]["frames"],
+        "versions": their_results[0]["versions"],
+        "ran": f"execution={our_results[0]['execution']}, device={our_results[0]['device']}",
         "iqm": estimate(interquartile_mean, [returns], resamples=1).value,
         "returns": returns,
         "theirs": reference,

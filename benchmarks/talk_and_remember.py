@@ -32,7 +32,7 @@ class Row(NamedTuple):
     most_seeds: int = 100
 
 
-class World(NamedTuple):
+class TableSpec(NamedTuple):
     """A table: what is measured after training, and by whom."""
 
     title: str
@@ -90,12 +90,12 @@ def share_without_collision(run: Any, episodes: int) -> float:
     return 1 - collided.float().mean().item()
 
 
-def worlds() -> dict[str, World]:
+def table_specs() -> dict[str, TableSpec]:
     """The tables by name."""
     born = {"env": {"kwargs": {"late_spawn": 1, "years": 4}}}
     memories = [Row(kind, "toy_echo_rmappo", memory(kind)) for kind in ("gru", "lru")]
     return {
-        "echo": World(
+        "echo": TableSpec(
             "Echo: the own symbol of three steps ago",
             share_of_best,
             "share of the best return",
@@ -103,7 +103,7 @@ def worlds() -> dict[str, World]:
             [*memories, Row("no memory", "toy_echo_rmappo", memory("none"), 1)],
             aim=0.99,
         ),
-        "echo_talk": World(
+        "echo_talk": TableSpec(
             "Echo: the next agent's symbol of three steps ago",
             share_of_best,
             "share of the best return",
@@ -117,7 +117,7 @@ def worlds() -> dict[str, World]:
             ],
             aim=0.99,
         ),
-        "levers": World(
+        "levers": TableSpec(
             "Levers",
             mean_return,
             "share of the levers",
@@ -129,7 +129,7 @@ def worlds() -> dict[str, World]:
             ],
             aim=0.94,
         ),
-        "predator_prey": World(
+        "predator_prey": TableSpec(
             "Predators and prey",
             mean_length,
             "steps of an episode",
@@ -139,7 +139,7 @@ def worlds() -> dict[str, World]:
                 Row("no words", "toy_predator_prey_rmappo", SILENT, 1),
             ],
         ),
-        "traffic_junction": World(
+        "traffic_junction": TableSpec(
             "Traffic junction",
             share_without_collision,
             "episodes without a collision",
@@ -149,7 +149,7 @@ def worlds() -> dict[str, World]:
                 Row("no words", "toy_traffic_junction_mappo", SILENT, 1),
             ],
         ),
-        "switch_riddle": World(
+        "switch_riddle": TableSpec(
             "The switch riddle",
             mean_return,
             "return",
@@ -160,7 +160,7 @@ def worlds() -> dict[str, World]:
             ],
             aim=0.70,
         ),
-        "simple_reference": World(
+        "simple_reference": TableSpec(
             "mpe2's simple_reference",
             mean_return,
             "return",
@@ -189,26 +189,26 @@ def train(row: Row, seed: int, evaluations: int, quick: bool) -> tuple[Any, floa
     return run, seconds, found
 
 
-def table(world: World, seeds: list[int], args: argparse.Namespace) -> str:
+def table(spec: TableSpec, seeds: list[int], args: argparse.Namespace) -> str:
     """What each row reaches, with every seed."""
     rows = []
-    for row in world.rows:
+    for row in spec.rows:
         reached, until, spent, frames = [], [], [], 0
         for seed in seeds[: row.most_seeds]:
             run, seconds, curve = train(row, seed, args.evaluations, args.quick)
-            reached.append(world.measure(run, args.episodes))
+            reached.append(spec.measure(run, args.episodes))
             spent.append(seconds)
             frames = run.frames
-            best = best_of(run) if world.measure is share_of_best else 1.0
-            enough = [x for x, value in curve if world.aim and value / best >= world.aim]
+            best = best_of(run) if spec.measure is share_of_best else 1.0
+            enough = [x for x, value in curve if spec.aim and value / best >= spec.aim]
             until.append(f"{enough[0]:,}" if enough else "-")
             print(row.name, seed, reached[-1], until[-1], f"{seconds:.0f} s", flush=True)
         each = ", ".join(f"{x:.3f}" for x in reached)
         line = [row.name, f"`{row.recipe}`", f"{statistics.mean(reached):.3f}", each]
         line += [f"{frames:,}", f"{statistics.mean(spent):.0f}"]
-        rows.append(line + ([", ".join(until)] if world.aim is not None else []))
-    header = ["", "recipe", world.unit, "each seed", "frames", "seconds a seed"]
-    header += [f"frames until {world.aim:g}"] if world.aim is not None else []
+        rows.append(line + ([", ".join(until)] if spec.aim is not None else []))
+    header = ["", "recipe", spec.unit, "each seed", "frames", "seconds a seed"]
+    header += [f"frames until {spec.aim:g}"] if spec.aim is not None else []
     return report.markdown_table(header, rows)
 
 
@@ -217,7 +217,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--worlds", nargs="+", choices=worlds(), default=list(worlds()))
+    parser.add_argument("--worlds", nargs="+", choices=table_specs(), default=list(table_specs()))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--episodes", type=int, default=2000, help="episodes after training")
     parser.add_argument("--evaluations", type=int, default=25, help="evaluations during training")
@@ -227,11 +227,11 @@ def main() -> None:
     report.be_quiet()
     seeds = args.seeds[:1] if args.quick else args.seeds
     for name in args.worlds:
-        world = worlds()[name]
+        spec = table_specs()[name]
         report.publish(
             f"talk_and_remember_{name}",
             f"What talking and remembering is worth: {name.replace('_', ' ')}",
-            [(world.title, f"{table(world, seeds, args)}\n\nKnown: {world.known}.")],
+            [(spec.title, f"{table(spec, seeds, args)}\n\nKnown: {spec.known}.")],
             {"seeds": ", ".join(map(str, seeds)), "threads of torch": 1},
             f"""Each recipe as it is, and without words or memory by the same settings, with the
             first seed. The figure is that of the likeliest actions in {args.episodes:,} episodes

@@ -167,11 +167,11 @@ class TorchRLUpdate:
             action_value_key=value,
             out_keys=[(GROUP, "action"), value, chosen],
         )
-        seen = (GROUP, "observation")
-        agents = TensorDictSequential(TensorDictModule(network, [seen], [value]), greedy)
+        observation_key = (GROUP, "observation")
+        agents = TensorDictSequential(TensorDictModule(network, [observation_key], [value]), greedy)
         shape = (self.group.n_agents, self.group.observation_dim)
         mixer = QMixer(shape, self.config.mixer.hidden, shape[0], self.device)
-        mixer = TensorDictModule(mixer, [chosen, seen], ["chosen_action_value"])
+        mixer = TensorDictModule(mixer, [chosen, observation_key], ["chosen_action_value"])
         loss = QMixerLoss(agents, mixer, delay_value=True, action_space="categorical")
         loss.set_keys(
             action=(GROUP, "action"),
@@ -188,14 +188,14 @@ class TorchRLUpdate:
         from torch import nn
         from torchrl.modules import MultiAgentMLP
 
-        own = self.config.critic if n_inputs else self.config.actor
+        network_config = self.config.critic if n_inputs else self.config.actor
         return MultiAgentMLP(
             n_inputs or self.group.observation_dim,
             n_outputs,
             self.group.n_agents,
             centralized=n_inputs is not None,
             share_params=True,
-            num_cells=list(own.num_cells),
+            num_cells=list(network_config.num_cells),
             activation_class=nn.Tanh,
             use_td_params=not self.tuned,
             device=self.device,
@@ -221,11 +221,11 @@ class TorchRLUpdate:
         from tensordict.nn import TensorDictModule, TensorDictSequential
 
         n_inputs = self.group.observation_dim + self.group.action_dim
-        seen = [(GROUP, "observation"), (GROUP, "action")]
-        both = TensorDictModule(lambda *x: torch.cat(x, -1), seen, [(GROUP, "both")])
+        input_keys = [(GROUP, "observation"), (GROUP, "action")]
+        concatenate = TensorDictModule(lambda *x: torch.cat(x, -1), input_keys, [(GROUP, "both")])
         value = self._network(1, n_inputs)
         return TensorDictSequential(
-            both, TensorDictModule(value, [(GROUP, "both")], [(GROUP, "state_action_value")])
+            concatenate, TensorDictModule(value, [(GROUP, "both")], [(GROUP, "state_action_value")])
         )
 
 

@@ -68,12 +68,12 @@ def train(recipe: str, seeds: list[int], runs: Path, quick: bool) -> None:
         torchrl_marl.train(recipe, seed=n, folder=str(folder / f"seed{n}"), **settings)
 
 
-def measured(recipe: str, folder: Path, episodes: int) -> tuple[str, float, float]:
+def measure_run(recipe: str, folder: Path, episodes: int) -> tuple[str, float, float]:
     """Measures a run: its policy, and random actions beside it."""
     from torchrl_marl.training.run import Run
 
     if "smax" in recipe:
-        return jaxmarl_recipes.measures_of(Run.load(folder), recipe, episodes)[0]
+        return jaxmarl_recipes.measure_policies(Run.load(folder), recipe, episodes)[0]
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     return "return", summary["return_after"], summary["return_random"]
 
@@ -81,15 +81,24 @@ def measured(recipe: str, folder: Path, episodes: int) -> tuple[str, float, floa
 def row(recipe: str, seeds: list[int], runs: Path, episodes: int) -> list[str]:
     """The recipe's line in the table."""
     folders = [runs / recipe / f"seed{n}" for n in seeds]
-    known = [own for own in folders if (own / "summary.json").exists()]
-    if not known:
+    finished = [run_folder for run_folder in folders if (run_folder / "summary.json").exists()]
+    if not finished:
         return [recipe, *["-"] * (len(seeds) + 4)]
-    found = {own: measured(recipe, own, episodes) for own in known}
-    (what, *_), after = found[known[0]], [x for _, x, _ in found.values()]
-    frames = json.loads((known[0] / "summary.json").read_text(encoding="utf-8"))["frames"]
-    each = [f"{found[own][1]:.4g}" if own in found else "-" for own in folders]
-    drawn = statistics.mean(x for _, _, x in found.values())
-    return [recipe, f"{frames:,}", what, *each, f"{statistics.mean(after):.4g}", f"{drawn:.4g}"]
+    found = {run_folder: measure_run(recipe, run_folder, episodes) for run_folder in finished}
+    (quantity, *_), trained_returns = found[finished[0]], [x for _, x, _ in found.values()]
+    frames = json.loads((finished[0] / "summary.json").read_text(encoding="utf-8"))["frames"]
+    seed_cells = [
+        f"{found[run_folder][1]:.4g}" if run_folder in found else "-" for run_folder in folders
+    ]
+    random_return = statistics.mean(x for _, _, x in found.values())
+    return [
+        recipe,
+        f"{frames:,}",
+        quantity,
+        *seed_cells,
+        f"{statistics.mean(trained_returns):.4g}",
+        f"{random_return:.4g}",
+    ]
 
 
 def main() -> None:

@@ -78,7 +78,9 @@ def play(folder: Path, episodes: int = EPISODES) -> dict[str, Any]:
         "execution": run.config.execution,
         "device": run.config.device,
         "evaluation": {"episodes": episodes, "seed": EVALUATION_SEED, "steps": config.max_steps},
-        "episodes": {name: [round(x, 4) for x in own.tolist()] for name, own in found.items()},
+        "episodes": {
+            name: [round(x, 4) for x in values.tolist()] for name, values in found.items()
+        },
         "starts": [round(x, 4) for x in starts.tolist()],
     }
 

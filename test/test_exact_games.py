@@ -35,7 +35,7 @@ def test_every_algorithm_for_discrete_actions_is_included(exact_games):
 def test_teams_play_independent_games(exact_games, game, acts, earned):
     payoff, best = exact_games.games()[game]
     assert payoff.max() == best
-    world = exact_games.make_world(payoff, 3, 1)
+    world = exact_games.make_env(payoff, 3, 1)
     td, total = world.reset(), torch.zeros(3)
     for step in acts:
         for i, actions in enumerate(step):

@@ -31,7 +31,7 @@ def arguments(growth, tmp_path):
 
     def made(*words):
         file = ["--results", str(tmp_path / "points.jsonl"), "--memory", "8"]
-        args = growth.parsed(["--sweeps", "members", "--members", "4,2", *file, *words])
+        args = growth.parse_args(["--sweeps", "members", "--members", "4,2", *file, *words])
         args.code = "abc1234"
         return args
 
@@ -127,7 +127,7 @@ def test_failed_point_is_a_row_of_the_table(growth, arguments):
     runs = Runs(*grown, {"failed": "time"})
     found = growth.measure("members", growth.Points(args.results), args, runs)
     sweep, lines = growth.SWEEPS["members"], {"balance": found}
-    text = growth.table(sweep, found, growth.measured_of(sweep, lines))
+    text = growth.table(sweep, found, growth.measures_with_values(sweep, lines))
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
     assert rows[0] == ["members", "operations", "kernels"]
     assert rows[2:] == [

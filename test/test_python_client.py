@@ -11,7 +11,7 @@ import msgpack
 import numpy as np
 import pytest
 import torchrl_marl_client
-from external import CLIENTS, echo
+from external import CLIENTS, echo_policy
 from torchrl_marl_client import Client, numbers, pack, unpack
 
 from torchrl_marl.apps.external.declaration import Declared
@@ -127,7 +127,7 @@ def test_client_is_small_and_runs_on_old_python_versions():
 @pytest.fixture
 def door():
     agents = {"walker": {"n": 2, "observation": 1, "action": 1}}
-    opened = Listener(ActionServer(Declared.read(agents), echo))
+    opened = Listener(ActionServer(Declared.read(agents), echo_policy))
     yield opened
     opened.close()
 

@@ -190,9 +190,9 @@ def unused_port():
 
 def clients_of(name, port):
     """Running external clients for a recipe that needs them."""
-    from external import meeting
+    from external import run_meeting_clients
 
-    return meeting(port, 1, caller="iql" in name) if port else contextlib.nullcontext()
+    return run_meeting_clients(port, 1, caller="iql" in name) if port else contextlib.nullcontext()
 
 
 # The first tier trains a selection of algorithms and libraries; the second trains the others.

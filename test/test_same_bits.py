@@ -91,14 +91,21 @@ def test_renamed_leaf_with_same_bits_counts_as_moved():
 def test_how_far_reports_differences():
     one = torch.arange(3.0)
     other = one + torch.tensor([0.0, 0.0, 0.5])
-    assert same_bits_leaves.how_far(one, other) == "largest difference 0.5, 1 of 3 numbers"
     assert (
-        same_bits_leaves.how_far(one, other.double()) == "float32 [3] on base, float64 [3] on head"
+        same_bits_leaves.describe_difference(one, other) == "largest difference 0.5, 1 of 3 numbers"
     )
-    assert same_bits_leaves.how_far(one, None) == "float32 [3] on base, None on head"
-    assert same_bits_leaves.how_far(one > 1, other < 1).startswith("largest difference 1")
+    assert (
+        same_bits_leaves.describe_difference(one, other.double())
+        == "float32 [3] on base, float64 [3] on head"
+    )
+    assert same_bits_leaves.describe_difference(one, None) == "float32 [3] on base, None on head"
+    assert same_bits_leaves.describe_difference(one > 1, other < 1).startswith(
+        "largest difference 1"
+    )
     empty = torch.tensor([torch.nan, 0.0, 0.0])
-    assert same_bits_leaves.how_far(one, empty) == "largest difference inf, 3 of 3 numbers"
+    assert (
+        same_bits_leaves.describe_difference(one, empty) == "largest difference inf, 3 of 3 numbers"
+    )
 
 
 def test_leaves_of_a_run_folder(tmp_path):
@@ -108,7 +115,7 @@ def test_leaves_of_a_run_folder(tmp_path):
         torch.save({"iteration": number, "weight": torch.ones(1)}, file)
     (tmp_path / "metrics.csv").write_text("iteration,seconds,loss\n1,0.5,0.25\n")
     (tmp_path / "summary.json").write_text('{"return": 1.5, "seconds": 2}')
-    found = same_bits_leaves.of_run(tmp_path)
+    found = same_bits_leaves.leaves_of_run(tmp_path)
     last = "seed0/checkpoints/iteration_000002.pt"
     assert list(found) == [
         *("metrics.csv/0/iteration", "metrics.csv/0/loss", f"{last}/iteration", f"{last}/weight"),

@@ -33,17 +33,17 @@ def test_every_marker_is_a_part():
 def test_parts_touched_by_a_change_run_first(cost):
     record = dict.fromkeys(PARTS, 0) | {"ray": 9, "tutorials": 9, "browser": 9}
     changed = ["torchrl_marl/collectors/ray.py", "test/test_browser.py"]
-    assert second_tier.choose(record, changed, START + 2 * 130.0) == ["browser", "ray"]
+    assert second_tier.choose_parts(record, changed, START + 2 * 130.0) == ["browser", "ray"]
 
 
 def test_parts_not_run_for_longest_run_next(cost):
     record = {part: 10 + i for i, part in enumerate(sorted(PARTS))} | {"wheel": 1, "pages": 2}
-    assert second_tier.choose(record, [], START + 3 * 130.0) == ["wheel", "pages", "browser"]
+    assert second_tier.choose_parts(record, [], START + 3 * 130.0) == ["wheel", "pages", "browser"]
 
 
 def test_part_over_the_time_budget_is_skipped(cost):
     cost["browser"] = 1000.0
-    assert "browser" not in second_tier.choose(dict.fromkeys(PARTS, 0), [], START + 260.0)
+    assert "browser" not in second_tier.choose_parts(dict.fromkeys(PARTS, 0), [], START + 260.0)
 
 
 def test_every_part_runs_within_five_landings(cost):
@@ -51,7 +51,7 @@ def test_every_part_runs_within_five_landings(cost):
     record, ran = dict.fromkeys(PARTS, 0), set()
     for landing in range(1, 6):
         seconds = START + 130.0 * (len(PARTS) // 5 + 2)
-        chosen = second_tier.choose(record, ["docs/index.md"], seconds)
+        chosen = second_tier.choose_parts(record, ["docs/index.md"], seconds)
         record |= dict.fromkeys(chosen, landing)
         ran |= set(chosen)
     assert ran == PARTS

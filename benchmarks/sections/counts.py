@@ -27,15 +27,15 @@ def _dispatched(run: Callable[[], Any]) -> dict[str, int]:
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
 
     class Counting(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             name = func._schema.name.split("::")[-1]
             if _waits(name, args):
-                seen["waits"] += 1
+                counts["waits"] += 1
             if not func.is_view and name not in ("detach", "_local_scalar_dense", "lift_fresh"):
-                seen["kernels"] += 1
+                counts["kernels"] += 1
             return func(*args, **(kwargs or {}))
 
     def _waits(name: str, args: tuple[Any, ...]) -> bool:
@@ -48,7 +48,7 @@ def _dispatched(run: Callable[[], Any]) -> dict[str, int]:
     with _programs() as programs, Counting():
         run()
     compiled = sum(program.n_kernels for program in programs)
-    return {"kernels": seen["kernels"] + compiled, "waits": seen["waits"]}
+    return {"kernels": counts["kernels"] + compiled, "waits": counts["waits"]}
 
 
 @contextlib.contextmanager
@@ -69,8 +69,8 @@ def _programs() -> Iterator[list[Any]]:
 
 def _profiled(run: Callable[[], Any]) -> dict[str, int]:
     """What the profiler sees of a call, less what it sees of itself."""
-    seen, own = _events(run), _events(lambda: None)
-    return {name: seen[name] - own[name] for name in ("kernels", "waits")}
+    events, overhead = _events(run), _events(lambda: None)
+    return {name: events[name] - overhead[name] for name in ("kernels", "waits")}
 
 
 def _events(run: Callable[[], Any]) -> dict[str, int]:

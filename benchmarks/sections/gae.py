@@ -30,11 +30,15 @@ def measure_size(num_envs: int, settings: Settings) -> Case:
 
     batch = {k: x.to(settings.device) for k, x in draw(num_envs, N_STEPS, N_AGENTS).items()}
     ours = [batch[k] for k in ("reward", "value", "next_value", "done", "terminated")]
-    theirs = [batch[k] for k in ("value", "next_value", "reward", "done", "terminated")]
+    torchrl_inputs = [batch[k] for k in ("value", "next_value", "reward", "done", "terminated")]
     timings = settings.timings(
         {
-            DEFAULT: lambda: vec_generalized_advantage_estimate(GAMMA, LMBDA, *theirs, time_dim=-3),
-            TUNED: lambda: generalized_advantage_estimate(GAMMA, LMBDA, *theirs, time_dim=-3),
+            DEFAULT: lambda: vec_generalized_advantage_estimate(
+                GAMMA, LMBDA, *torchrl_inputs, time_dim=-3
+            ),
+            TUNED: lambda: generalized_advantage_estimate(
+                GAMMA, LMBDA, *torchrl_inputs, time_dim=-3
+            ),
             OURS: lambda: gae(*ours, gamma=GAMMA, lmbda=LMBDA),
         },
         warmup=3,

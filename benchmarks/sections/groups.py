@@ -33,13 +33,13 @@ def measure_size(num_envs: int, settings: Settings) -> list[Case]:
     )
     sides = {EIGHT: Side(agents, num_envs, sizes), ONE: Side(1, num_envs, sizes)}
     cases = []
-    for what in ("sample", "learn"):
+    for method in ("sample", "learn"):
         timings = settings.timings(
-            {name: getattr(side, what) for name, side in sides.items()}, warmup=3
+            {name: getattr(side, method) for name, side in sides.items()}, warmup=3
         )
         cases.append(
             Case(
-                f"{agents} agents, {num_envs} envs x {steps} steps, {_NAMES[what]}",
+                f"{agents} agents, {num_envs} envs x {steps} steps, {_NAMES[method]}",
                 timings,
                 frames=num_envs * steps,
                 baselines={EIGHT: EIGHT},

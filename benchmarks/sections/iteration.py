@@ -9,7 +9,7 @@ from typing import Any
 
 from calibrate import policy_work, step_work
 from foreign import Worker
-from loops import Form, Loop, OurLoop, TorchRLLoop, fresh_compiler
+from loops import Form, Loop, OurLoop, TorchRLLoop, reset_compiler
 
 from sections.case import BENCHMARL, DEFAULT, EAGER, OURS, TUNED, Case, Settings
 from sections.update import N_AGENTS, recipe, training_work
@@ -36,7 +36,7 @@ def measure(settings: Settings) -> list[Case]:
 
     sizes = QUICK if settings.quick else ON_GPU if settings.device == "cuda" else ON_CPU
     config = recipe(**sizes, device=settings.device)
-    fresh_compiler()
+    reset_compiler()
     loops: dict[str, Loop] = {}
     for name in (DEFAULT, TUNED, EAGER, OURS):
         torch.manual_seed(0)

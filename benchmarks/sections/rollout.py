@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from calibrate import policy_work, step_work
-from loops import Form, captured, collector, fresh_compiler, make_policy
+from loops import Form, collector, execution_kwargs, make_policy, reset_compiler
 
 from sections.case import DEFAULT, EAGER, OURS, TUNED, Case, Settings
 
@@ -80,14 +80,14 @@ def make_candidates(num_envs: int, steps: int, settings: Settings) -> dict[str, 
         env = VmasEnv("balance", info=info, **arguments)
         group = TeamSpec.from_env(env).groups["agents"]
         actor = make_actor(group, NetworkConfig([64, 64])).to(settings.device)
-        how = {} if name == EAGER else captured(settings.execution)
-        made[name] = Candidate(RolloutCollector(env, actor, frames_per_batch=frames, **how))
+        kwargs = {} if name == EAGER else execution_kwargs(settings.execution)
+        made[name] = Candidate(RolloutCollector(env, actor, frames_per_batch=frames, **kwargs))
     return made
 
 
 def measure_size(num_envs: int, steps: int, settings: Settings) -> Case:
     """The collectors, one batch each in turn."""
-    fresh_compiler()
+    reset_compiler()
     candidates = make_candidates(num_envs, steps, settings)
     warmup = 3 if settings.quick else math.ceil((MAX_STEPS + 20) / steps)
     timings = settings.timings(

@@ -7,7 +7,7 @@ from typing import Any
 
 from calibrate import policy_work, step_work, update_work
 from foreign import Worker
-from loops import Form, OurLoop, TorchRLLoop, captured, fresh_compiler
+from loops import Form, OurLoop, TorchRLLoop, execution_kwargs, reset_compiler
 
 from sections.case import DEFAULT, EAGER, JAXMARL, OURS, TUNED, Case, Settings
 
@@ -63,11 +63,11 @@ def measure_steps(num_envs: int, settings: Settings) -> Case:
         "device": settings.device,
         "seed": 0,
     }
-    how = captured(settings.execution)
+    kwargs = execution_kwargs(settings.execution)
     envs = {
         DEFAULT: torchrl.envs.VmasEnv("simple_spread", **arguments),
         EAGER: VmasEnv("simple_spread", info=False, **arguments),
-        OURS: VmasEnv("simple_spread", info=False, **arguments, **how),
+        OURS: VmasEnv("simple_spread", info=False, **arguments, **kwargs),
     }
     candidates: dict[str, Any] = {n: Stepper(env, steps).play for n, env in envs.items()}
     work = num_envs * steps * step_work("simple_spread", N_AGENTS)
@@ -99,15 +99,15 @@ def measure_training(settings: Settings) -> Case:
             "learner.minibatch_size": frames // MINIBATCHES,
         },
     )
-    fresh_compiler()
+    reset_compiler()
     candidates: dict[str, Any] = {}
     for name in (DEFAULT, TUNED, EAGER, OURS):
         torch.manual_seed(0)
         if name in FORMS:
             candidates[name] = TorchRLLoop(config, FORMS[name]).iterate
         else:
-            how = "eager" if name == EAGER else settings.execution
-            candidates[name] = OurLoop(config, how).iterate
+            loop_execution = "eager" if name == EAGER else settings.execution
+            candidates[name] = OurLoop(config, loop_execution).iterate
     acting = policy_work(14, [64, 64], 4, N_AGENTS)
     learning = update_work(14, [64, 64], 4, N_AGENTS, central=False)
     work = frames * (step_work("simple_spread", N_AGENTS) + acting + EPOCHS * learning)
@@ -142,8 +142,8 @@ def _case(
     finally:
         if worker is not None:
             worker.close()
-    least = None if settings.rates is None else work.seconds(settings.rates)
-    case = Case(name, timings, frames, least=least, baselines=baselines)
+    lower_bound = None if settings.rates is None else work.seconds(settings.rates)
+    case = Case(name, timings, frames, least=lower_bound, baselines=baselines)
     if worker is not None:
         case.versions[JAXMARL] = worker.versions
     return case

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from calibrate import step_work
-from loops import captured, fresh_compiler
+from loops import execution_kwargs, reset_compiler
 
 from sections.case import DEFAULT, EAGER, OURS, Case, Settings
 from sections.counts import count
@@ -31,7 +31,7 @@ def measure(settings: Settings) -> list[Case]:
 
 def measure_size(scenario: str, num_envs: int, settings: Settings) -> Case:
     """Stock VMAS, compiled by torch, in TorchRL, and ours."""
-    fresh_compiler()
+    reset_compiler()
     steps = 5 if settings.quick else 50
     candidates = make_candidates(scenario, num_envs, steps, settings)
     timings = settings.timings(
@@ -99,17 +99,19 @@ def make_candidates(
     n_agents, device = N_AGENTS[scenario], settings.device
     torch.manual_seed(0)
     actions = (2 * torch.rand(steps, num_envs, n_agents, 2) - 1).to(device)
-    of_agents = [[own.contiguous() for own in action.unbind(1)] for action in actions]
+    of_agents = [
+        [agent_action.contiguous() for agent_action in action.unbind(1)] for action in actions
+    ]
     arguments = {"num_envs": num_envs, "n_agents": n_agents, "device": device, "seed": 0}
     plain = vmas.make_env(scenario, **arguments)
     # Dynamo does not take scenarios that VMAS has loaded by name.
     imported = importlib.import_module(f"vmas.scenarios.{scenario}").Scenario()
     compiled = vmas.make_env(imported, **arguments)
-    how = captured(settings.execution)
+    kwargs = execution_kwargs(settings.execution)
     envs = {
         DEFAULT: torchrl.envs.VmasEnv(scenario, **arguments),
         EAGER: VmasEnv(scenario, **arguments),
-        OURS: VmasEnv(scenario, **arguments, **how),
+        OURS: VmasEnv(scenario, **arguments, **kwargs),
     }
     made = {
         STOCK: Candidate(plain.reset, plain.step, of_agents),

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from calibrate import update_work
-from loops import Form, Loop, OurLoop, TorchRLLoop, fresh_compiler
+from loops import Form, Loop, OurLoop, TorchRLLoop, reset_compiler
 
 from sections.case import DEFAULT, EAGER, OURS, TUNED, Case, Settings
 
@@ -61,7 +61,7 @@ def measure_size(cells: int, minibatch: int, frames: int, epochs: int, settings:
     """TorchRL's loops and ours, all epochs of a batch each in turn."""
     import torch
 
-    fresh_compiler()
+    reset_compiler()
     num_envs = max(1, frames // 100 if frames % 100 == 0 else frames // 64)
     config = recipe(num_envs, frames, epochs, minibatch, cells, settings.device)
     candidates: dict[str, Any] = {}

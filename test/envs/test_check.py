@@ -2,7 +2,14 @@
 
 import pytest
 import torch
-from camps import Buffer, Camp, E, Shared, Unseeded, flicker
+from camps import (
+    Camp,
+    E,
+    SharesGenerator,
+    Unseeded,
+    WritesIntoObservation,
+    clear_done_in_third_step,
+)
 from scripted import Script
 from tensordict import TensorDict
 from torchrl.data import Categorical, Unbounded
@@ -25,10 +32,10 @@ def test_correct_environment_passes(batch_size):
 
 
 def test_all_errors_are_listed():
-    class Worse(Buffer):
+    class Worse(WritesIntoObservation):
         def _step(self, tensordict):
             out = super()._step(tensordict)
-            flicker(self, out)
+            clear_done_in_third_step(self, out)
             out["scouts", "reward"] = out["scouts", "reward"] * torch.inf
             return out
 
@@ -51,9 +58,9 @@ def test_termination_at_the_time_limit_passes_with_a_hint():
 
 
 def test_environments_that_share_a_generator_are_reported():
-    check_marl_env(Shared(), n_steps=5)
+    check_marl_env(SharesGenerator(), n_steps=5)
     with pytest.raises(SpecError, match="in one process .* keep all state"):
-        check_marl_env(Shared(), n_steps=5, make=Shared)
+        check_marl_env(SharesGenerator(), n_steps=5, make=SharesGenerator)
 
 
 def test_endless_episode_without_time_limit_raises():

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from support.tiers import first
+from support.tiers import first_tier_cases
 
 from torchrl_marl.collectors import RolloutCollector
 from torchrl_marl.envs import check_marl_env, make_env
@@ -283,7 +283,7 @@ def busy(one, rng):
     return acts
 
 
-@pytest.mark.parametrize("name", first({"rware-tiny-2ag"}, RWARE, "environments"))
+@pytest.mark.parametrize("name", first_tier_cases({"rware-tiny-2ag"}, RWARE, "environments"))
 def test_warehouse_equals_the_original(name, monkeypatch):
     env, made, td = warehouses(name, **RWARE[name])
     rng, delivered, rand = np.random.default_rng(0), 0.0, torch.rand
@@ -461,7 +461,7 @@ def test_initial_warehouse_states_are_distributed_as_in_the_original():
 BOTH = ["lbf-8x8-2p-2f", "rware-1x3-2h-4ag-7req-indiv"]
 
 
-@pytest.mark.parametrize("name", first({"rware-tiny-4ag"}, TASKS, "environments"))
+@pytest.mark.parametrize("name", first_tier_cases({"rware-tiny-4ag"}, TASKS, "environments"))
 def test_tasks_pass_check_marl_env(name):
     check_marl_env(make_env(f"foraging/{name}", num_envs=2, max_steps=10, seed=0))
 

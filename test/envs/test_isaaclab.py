@@ -6,7 +6,15 @@ import sys
 import pytest
 import torch
 from contract import Case, EnvContract
-from isaac_environments import NAMES, PENDULUM, pendulum, robots, simulated, task_of_robots, told
+from isaac_environments import (
+    NAMES,
+    PENDULUM,
+    isaac_stand_ins,
+    make_pendulum,
+    make_robots,
+    make_robots_task,
+    values_of_first_env,
+)
 from torchrl.data import Bounded, Categorical, Unbounded
 from torchrl.envs import TransformedEnv
 
@@ -22,7 +30,7 @@ RECIPE = "isaaclab_cart_double_pendulum_mappo"
 
 @pytest.fixture(scope="module")
 def isaac():
-    with simulated() as isaac:
+    with isaac_stand_ins() as isaac:
         yield isaac
 
 
@@ -36,17 +44,17 @@ def convoy(isaac, num_envs=5, seed=0, max_steps=None, states=-1, **kwargs):
         "action_spaces": {"truck_0": Box(-1, 1, (2,)), "truck_1": Box(-1, 1, (2,)), "drone_0": 1},
         "state_space": states,
     }
-    return robots(isaac, num_envs, seed, max_steps, settings, **kwargs)
+    return make_robots(isaac, num_envs, seed, max_steps, settings, **kwargs)
 
 
 UNSAVED = {"saved": False, "rows": False}
 ALL = {"all": ["truck_0", "truck_1", "drone_0"]}
 CASES = {
     "pendulum": lambda isaac: Case(
-        lambda *args: pendulum(isaac, *args, state="world"), agent_done=True, **UNSAVED
+        lambda *args: make_pendulum(isaac, *args, state="world"), agent_done=True, **UNSAVED
     ),
     "robots": lambda isaac: Case(
-        lambda *args: robots(isaac, *args, state="world", action_clip=2.0, action_scale=None),
+        lambda *args: make_robots(isaac, *args, state="world", action_clip=2.0, action_scale=None),
         agent_done=True,
         **UNSAVED,
     ),
@@ -88,7 +96,7 @@ class TestContract(EnvContract):
 
 
 def test_agents_of_an_isaac_lab_task_are_groups(isaac):
-    env = pendulum(isaac, 6, state="world")
+    env = make_pendulum(isaac, 6, state="world")
     assert type(env.task).__module__.startswith("isaaclab_tasks.")
     assert env.group_map == {"cart": ["cart"], "pendulum": ["pendulum"]}
     td = env.rollout(3)
@@ -102,7 +110,7 @@ def test_agents_of_an_isaac_lab_task_are_groups(isaac):
 
 
 def test_robots_of_one_kind_are_one_group(isaac):
-    env = robots(isaac, state="world")
+    env = make_robots(isaac, state="world")
     assert env.group_map == {"robot": NAMES}
     td = env.rollout(4)
     # Observation: position, step, number. State: the positions of all.
@@ -118,7 +126,7 @@ def test_robots_of_one_kind_are_one_group(isaac):
 
 def test_different_robots_get_own_groups_or_a_heterogeneous_one(isaac):
     sizes = dict.fromkeys(NAMES, 3) | {"robot_3": 4}
-    env = robots(isaac, settings={"observation_spaces": sizes})
+    env = make_robots(isaac, settings={"observation_spaces": sizes})
     assert env.group_map == {name: [name] for name in NAMES}
     env = convoy(isaac, group_map=ALL, state="world")
     td = env.rollout(3)
@@ -150,7 +158,7 @@ def test_robots_have_agent_states(isaac):
 
 
 def test_last_agent_state_is_that_before_the_reset(isaac):
-    env = robots(
+    env = make_robots(
         isaac, max_steps=2, state="world", settings={"state_space": dict.fromkeys(NAMES, 1)}
     )
     td = env.rollout(4, break_when_any_done=False)
@@ -163,7 +171,7 @@ def test_last_agent_state_is_that_before_the_reset(isaac):
 
 def test_discrete_actions_are_passed_in_the_format_of_the_task(isaac):
     settings = {"action_spaces": {name: {3} for name in NAMES}}
-    env = robots(isaac, settings=settings, action_scale=None)
+    env = make_robots(isaac, settings=settings, action_scale=None)
     assert env.full_action_spec["robot", "action"].shape == (5, 4)
     assert isinstance(env.full_action_spec["robot", "action"], Categorical)
     env.rollout(2)
@@ -175,7 +183,7 @@ def test_dict_observations_are_stacked_leaf_by_leaf(isaac):
     from gymnasium.spaces import Box, Dict
 
     space = Dict({"pose": Box(-9, 9, (2,)), "goal": Box(-9, 9, (1,))})
-    task = task_of_robots(isaac)
+    task = make_robots_task(isaac)
     task.observation_spaces = dict.fromkeys(NAMES, space)
     seen = task._get_observations
     task._get_observations = lambda: {
@@ -192,14 +200,14 @@ def test_dict_observations_are_stacked_leaf_by_leaf(isaac):
 
 
 def test_unbounded_actions_are_scaled_or_clipped(isaac):
-    env = robots(isaac, action_scale={"robot": 20.0, "robot_1": 3.0})
+    env = make_robots(isaac, action_scale={"robot": 20.0, "robot_1": 3.0})
     spec = env.full_action_spec["robot", "action"]
     assert isinstance(spec, Bounded)
     assert (spec.space.high == 1).all() and (spec.space.low == -1).all()
     td = env.reset()
     env.step(td.set(("robot", "action"), torch.full((5, 4, 1), 0.5)))
     assert [env.task.actions[name][0].item() for name in NAMES] == [10.0, 1.5, 10.0, 10.0]
-    env = robots(isaac, action_scale=None, action_clip=2.0)
+    env = make_robots(isaac, action_scale=None, action_clip=2.0)
     assert isinstance(env.full_action_spec["robot", "action"], Unbounded)
     action = torch.tensor([[-7.0], [-1.0], [1.5], [9.0]]).expand(5, 4, 1)
     env.step(env.reset().set(("robot", "action"), action))
@@ -211,11 +219,11 @@ def test_unbounded_actions_are_scaled_or_clipped(isaac):
 
 
 def test_wrapping_again_replaces_patches_and_close_restores(isaac):
-    task = task_of_robots(isaac, script={})
+    task = make_robots_task(isaac, script={})
     first = IsaacLabEnv(task, action_scale=1.0, max_steps=2)
-    assert told(first, 3, "done", None) == [[0], [1], [0]]
+    assert values_of_first_env(first, 3, "done", None) == [[0], [1], [0]]
     second = IsaacLabEnv(task, action_scale=1.0, max_steps=4)
-    assert told(second, 4, "done", None) == [[0], [0], [0], [1]]
+    assert values_of_first_env(second, 4, "done", None) == [[0], [0], [0], [1]]
     second.close()
     assert task._is_closed and second.is_closed
     assert not {"_reset_idx", "_get_dones"} & set(vars(task))
@@ -258,7 +266,7 @@ def test_custom_isaac_lab_task_trains(isaac, tmp_path):
 
 
 def test_rollout_collector_on_isaac_lab(isaac):
-    env = robots(isaac, 6, max_steps=4)
+    env = make_robots(isaac, 6, max_steps=4)
     collector = RolloutCollector(env, frames_per_batch=60, total_frames=120)
     batches = list(collector)
     assert [batch.shape for batch in batches] == [(6, 10)] * 2
@@ -291,11 +299,11 @@ REFUSED = {
 @pytest.mark.parametrize("kwargs, message", REFUSED.values(), ids=REFUSED)
 def test_invalid_arguments_are_refused(isaac, kwargs, message):
     with pytest.raises(ConfigError, match=message):
-        robots(isaac, **kwargs)
+        make_robots(isaac, **kwargs)
 
 
 def test_mismatched_tasks_num_envs_and_devices_are_refused(isaac):
-    task = task_of_robots(isaac)
+    task = make_robots_task(isaac)
     with pytest.raises(ConfigError, match="num_envs is 3, but the given task has 5"):
         IsaacLabEnv(task, num_envs=3, action_scale=1.0)
     with pytest.raises(ConfigError, match="a dict, expected an Isaac Lab"):
@@ -305,15 +313,15 @@ def test_mismatched_tasks_num_envs_and_devices_are_refused(isaac):
     assert IsaacLabEnv(task, action_scale=1.0).to("cpu").num_envs == 5
     with pytest.raises(ConfigError, match="all of this task's are bounded"):
         settings = {"action_spaces": {name: {3} for name in NAMES}}
-        robots(isaac, settings=settings, action_scale=1.0)
+        make_robots(isaac, settings=settings, action_scale=1.0)
 
 
 def test_observations_that_contradict_the_spaces_raise(isaac):
-    env = robots(isaac)
+    env = make_robots(isaac)
     env.task._get_observations = lambda: {name: torch.zeros(5, 2) for name in NAMES}
     with pytest.raises(SpecError, match=r"'robot_0' has shape \[5, 2\], expected \[5, 3\]"):
         env.reset()
-    env = robots(isaac)
+    env = make_robots(isaac)
     env.reset()
     seen = env.task._get_observations()
     env.task._get_observations = lambda: {**seen, "robot_7": seen["robot_0"]}
@@ -322,7 +330,7 @@ def test_observations_that_contradict_the_spaces_raise(isaac):
 
 
 def test_states_that_contradict_the_state_space_raise(isaac):
-    env = robots(isaac, state="world", settings={"state_space": dict.fromkeys(NAMES, 2)})
+    env = make_robots(isaac, state="world", settings={"state_space": dict.fromkeys(NAMES, 2)})
     states = env.task._get_states()
     for wrong, message in {
         "whole": (env.task.x, "its state is a Tensor, expected a dict"),
@@ -339,12 +347,12 @@ def test_task_names_and_settings_are_checked(isaac):
     with pytest.raises(ConfigError, match=f"did you mean '{PENDULUM}'"):
         IsaacLabEnv("Isaac-Cart-Double-Pendulum-v0", num_envs=2)
     with pytest.raises(ConfigError, match="did you mean 'episode_length_s'"):
-        pendulum(isaac, episode_length=2)
+        make_pendulum(isaac, episode_length=2)
     with pytest.raises(ConfigError, match="does not take max_cart_pos='far'"):
-        pendulum(isaac, max_cart_pos="far")
+        make_pendulum(isaac, max_cart_pos="far")
     with pytest.raises(ConfigError, match=f"is '{PENDULUM}' in the Isaac Lab that is installed"):
         IsaacLabEnv("Isaac-Pendulum-MARL-Direct", num_envs=2)
-    env = pendulum(isaac, episode_length_s=1, sim={"dt": 0.01})
+    env = make_pendulum(isaac, episode_length_s=1, sim={"dt": 0.01})
     assert (env.task.cfg.episode_length_s, env.task.cfg.sim.dt) == (1.0, 0.01)
     assert env.task.max_episode_length == 50
 
@@ -352,14 +360,14 @@ def test_task_names_and_settings_are_checked(isaac):
 def test_usd_path_replaces_the_file_of_the_robot(isaac, tmp_path):
     """In 2.3 the robot is beside the scene, and the ground is no asset."""
     with pytest.raises(ConfigError, match="there is no file"):
-        pendulum(isaac, usd_path=str(tmp_path / "robot.usd"))
+        make_pendulum(isaac, usd_path=str(tmp_path / "robot.usd"))
     (tmp_path / "robot.usd").write_text("")
-    env = pendulum(isaac, usd_path=str(tmp_path / "robot.usd"))
+    env = make_pendulum(isaac, usd_path=str(tmp_path / "robot.usd"))
     assert env.task.cfg.robot_cfg.spawn.usd_path == str(tmp_path / "robot.usd")
     with pytest.raises(ConfigError, match=r"no asset 'ground'.*expected one of \['robot'\]"):
-        pendulum(isaac, usd_path={"ground": str(tmp_path / "robot.usd")})
+        make_pendulum(isaac, usd_path={"ground": str(tmp_path / "robot.usd")})
     with pytest.raises(ConfigError, match="usd_path is for tasks by name"):
-        robots(isaac, usd_path=str(tmp_path / "robot.usd"))
+        make_robots(isaac, usd_path=str(tmp_path / "robot.usd"))
 
 
 @pytest.mark.parametrize(

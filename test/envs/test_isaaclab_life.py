@@ -5,7 +5,14 @@ import math
 import pytest
 import torch
 from contract import asking_reset, draw_actions, reset_some
-from isaac_environments import NAMES, pendulum, robots, simulated, task_of_robots, told
+from isaac_environments import (
+    NAMES,
+    isaac_stand_ins,
+    make_pendulum,
+    make_robots,
+    make_robots_task,
+    values_of_first_env,
+)
 from operations import CountOperations
 
 from torchrl_marl.envs import IsaacLabEnv
@@ -17,7 +24,7 @@ pytestmark = pytest.mark.environments
 
 @pytest.fixture(scope="module")
 def isaac():
-    with simulated() as isaac:
+    with isaac_stand_ins() as isaac:
         yield isaac
 
 
@@ -54,7 +61,7 @@ class Twin:
 
 
 def test_last_observation_equals_a_simulation_without_resets(isaac):
-    env = pendulum(isaac, 16, state="world", episode_length_s=0.2, max_cart_pos=0.1)
+    env = make_pendulum(isaac, 16, state="world", episode_length_s=0.2, max_cart_pos=0.1)
     td = env.reset()
     env.task.episode_length_buf = torch.arange(16) % 9  # the ends are staggered
     twin, ends = Twin(isaac, env), torch.zeros(2, dtype=torch.int64)
@@ -77,7 +84,7 @@ def test_last_observation_has_the_noise_of_the_task(isaac):
 
     noise = NoiseModelCfg(noise_cfg=ConstantNoiseCfg(bias=100.0, operation="add"))
     settings = {"observation_noise_model": {"robot_1": noise}, "state_space": -1}
-    env = robots(isaac, max_steps=2, settings=settings, state="world")
+    env = make_robots(isaac, max_steps=2, settings=settings, state="world")
     td = env.rollout(4, break_when_any_done=False)["next"]
     number = td["robot", "observation"][..., 2]  # constant without the noise
     assert number[..., 1].tolist() == [[101.0] * 4] * 5
@@ -92,7 +99,7 @@ def test_last_observation_has_the_noise_of_the_task(isaac):
 
 
 def test_previous_observation_repeats_without_terminal_ones(isaac):
-    env = robots(isaac, max_steps=3, terminal_observations=False)
+    env = make_robots(isaac, max_steps=3, terminal_observations=False)
     asked, observe = [], env.task._get_observations
     env.task._get_observations = lambda: asked.append(0) or observe()
     td = env.rollout(3, break_when_any_done=False)
@@ -104,7 +111,7 @@ def test_previous_observation_repeats_without_terminal_ones(isaac):
 
 
 def test_earlier_outputs_are_not_overwritten(isaac):
-    env = robots(isaac, max_steps=4, state="world")
+    env = make_robots(isaac, max_steps=4, state="world")
     td, given = env.reset(), []
     given.append((td, td.clone()))
     for action in draw_actions(env, 12):
@@ -179,41 +186,43 @@ def test_done_flags_of_agents_and_of_the_episode(isaac, script, expected):
     last, how, masks = expected
 
     def env():
-        return robots(isaac, settings={"script": script, "episode_length_s": 6.0})
+        return make_robots(isaac, settings={"script": script, "episode_length_s": 6.0})
 
     n = last + 1
     ends = [0] * n
     ends[last - 1] = 1
-    assert told(env(), n, "done", None) == [[x] for x in ends]
-    assert told(env(), n, how, None) == [[x] for x in ends]
-    assert told(env(), last, "mask") == masks
+    assert values_of_first_env(env(), n, "done", None) == [[x] for x in ends]
+    assert values_of_first_env(env(), n, how, None) == [[x] for x in ends]
+    assert values_of_first_env(env(), last, "mask") == masks
     # An agent's flag stays set until the reset; the next episode has all agents again.
     terminated = {name for name, ends in script.items() if "terminated" in ends.values()}
-    assert told(env(), last, "terminated")[-1] == [int(name in terminated) for name in NAMES]
-    assert told(env(), last, "done")[-1] == [1] * 4
-    assert told(env(), n, "done")[last] == told(env(), n, "done")[0]
+    assert values_of_first_env(env(), last, "terminated")[-1] == [
+        int(name in terminated) for name in NAMES
+    ]
+    assert values_of_first_env(env(), last, "done")[-1] == [1] * 4
+    assert values_of_first_env(env(), n, "done")[last] == values_of_first_env(env(), n, "done")[0]
 
 
 def test_isaac_lab_itself_does_not_end_mixed_episodes(isaac):
     """The reason for our own done flags: see the mixed ends above."""
     ends = {"robot_0": {1: "terminated"}, **{name: {3: "timed out"} for name in NAMES[1:]}}
-    task = task_of_robots(isaac, script=ends)
+    task = make_robots_task(isaac, script=ends)
     task.reset()
     action = {name: torch.zeros(5, 1) for name in NAMES}
     assert not any(task.step(action) and task.reset_buf.any() for _ in range(20))
 
 
 def test_own_time_limit_and_that_of_the_task_truncate(isaac):
-    assert told(robots(isaac, max_steps=3, settings={"script": {}}), 4, "truncated", None) == [
-        *([0], [0], [1], [0])
-    ]
+    assert values_of_first_env(
+        make_robots(isaac, max_steps=3, settings={"script": {}}), 4, "truncated", None
+    ) == [*([0], [0], [1], [0])]
     settings = {"script": {}, "episode_length_s": 3.0}
-    env = robots(isaac, max_steps=50, settings=settings)
-    assert told(env, 4, "truncated", None) == [[0], [1], [0], [1]]
+    env = make_robots(isaac, max_steps=50, settings=settings)
+    assert values_of_first_env(env, 4, "truncated", None) == [[0], [1], [0], [1]]
 
 
 def test_actions_of_dead_agents_do_not_reach_the_task(isaac):
-    env = robots(isaac, settings={"script": {"robot_2": {1: "terminated"}}})
+    env = make_robots(isaac, settings={"script": {"robot_2": {1: "terminated"}}})
     td = env.rollout(2)[:, -1]["next"]
     poison = torch.full((5, 4, 1), 0.5)
     poison[:, 2] = math.nan
@@ -226,7 +235,7 @@ def test_actions_of_dead_agents_do_not_reach_the_task(isaac):
 
 def test_late_agent_is_masked_until_it_appears(isaac):
     settings = {"joins": {"robot_3": 2}, "script": {name: {4: "terminated"} for name in NAMES[:3]}}
-    env = robots(isaac, settings=settings)
+    env = make_robots(isaac, settings=settings)
     td = env.rollout(4, break_when_any_done=False)
     assert td["robot", "mask"][0].int().tolist() == [[1, 1, 1, 0]] * 2 + [[1] * 4] * 2
     assert (td["robot", "observation"][:, :2, 3] == 0).all()
@@ -234,12 +243,12 @@ def test_late_agent_is_masked_until_it_appears(isaac):
     assert not td["next", "done"].any()
     # The episode is terminated without the agent that has not appeared.
     settings["joins"] = {"robot_3": 9}
-    td = robots(isaac, settings=settings).rollout(4)["next"]
+    td = make_robots(isaac, settings=settings).rollout(4)["next"]
     assert td["terminated"][:, -1].all()
 
 
 def test_partial_reset_resets_only_the_given_envs(isaac):
-    env = robots(isaac, state="world", settings={"script": {"robot_1": {1: "terminated"}}})
+    env = make_robots(isaac, state="world", settings={"script": {"robot_1": {1: "terminated"}}})
     td = env.rollout(2)[:, -1]["next"].exclude("next")
     before = td.clone()
     after = reset_some(env, td, [0, 3])
@@ -251,7 +260,7 @@ def test_partial_reset_resets_only_the_given_envs(isaac):
 
 
 def test_number_of_reset_operations_is_independent_of_num_envs(isaac):
-    env, counts = robots(isaac, 9, state="world"), set()
+    env, counts = make_robots(isaac, 9, state="world"), set()
     td = env.rollout(2)[:, -1]["next"].exclude("next")
     for envs in ([2, 3], [3, 4, 8], list(range(1, 9))):
         asked = asking_reset(env, td, envs)
@@ -270,7 +279,7 @@ def test_task_events_randomize_only_envs_that_are_reset(isaac):
 
     params = {"low": 1.0, "high": 3.0}
     events = {"mass": EventTermCfg(func=draw_mass, mode="reset", params=params)}
-    task = task_of_robots(isaac, 3, events=events)
+    task = make_robots_task(isaac, 3, events=events)
     task.mass = torch.zeros(3)
     env = IsaacLabEnv(task, seed=0, action_scale=1.0)
     td = env.reset()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from counting import Counting, given, play
+from counting import Counting, counting_with, play
 from tensordict import TensorDict
 from torchrl.data import Categorical, Composite, Unbounded
 
@@ -42,7 +42,7 @@ from torchrl_marl.specs import AgentSpec
 )
 def test_step_output_that_contradicts_the_specs_raises(changes, remove, message):
     with pytest.raises(SpecError, match=message):
-        list(play(given(changes, remove), 1))
+        list(play(counting_with(changes, remove), 1))
 
 
 def test_invalid_actions_raise():

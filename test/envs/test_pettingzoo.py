@@ -8,7 +8,7 @@ import gymnasium.spaces as spaces
 import numpy as np
 import pytest
 import torch
-from played import roll
+from played import rollout_of_ones
 from scripted import BOX, Script
 from tensordict import TensorDict
 from torchrl.envs import check_env_specs
@@ -22,7 +22,7 @@ from torchrl_marl.specs import TeamSpec
 
 
 def test_groups_are_prefixes_of_the_ids():
-    td = roll(Script("bob_0 bob_1 alice", [{}]), 1, max_steps=1)
+    td = rollout_of_ones(Script("bob_0 bob_1 alice", [{}]), 1, max_steps=1)
     assert td["bob", "mask"].shape == (1, 1, 2) and td["alice", "mask"].shape == (1, 1, 1)
 
 
@@ -80,7 +80,7 @@ def test_dict_and_image_observations():
     }
 
     class Seen(Script):
-        def _see(self, agents):
+        def _observe_agents(self, agents):
             image = np.full((4, 4, 3), self.t, np.uint8)
             return {"a": {"x": image, "y": 2}, "b": np.float32(0.5)}
 
@@ -100,8 +100,12 @@ def test_discrete_observations_start_at_zero():
         "c": spaces.MultiBinary((2, 3)),
     }
     world = Script("a b c", [{}], observation=kinds)
-    world._see = lambda agents: {"a": 7, "b": np.array([3, -1]), "c": np.eye(2, 3, dtype=np.int8)}
-    td = roll(world, 1, max_steps=1)
+    world._observe_agents = lambda agents: {
+        "a": 7,
+        "b": np.array([3, -1]),
+        "c": np.eye(2, 3, dtype=np.int8),
+    }
+    td = rollout_of_ones(world, 1, max_steps=1)
     seen = [td["next", agent, "observation"].flatten().tolist() for agent in "abc"]
     assert seen == [[2], [2, 0], [1, 0, 0, 0, 1, 0]]
 
@@ -112,9 +116,9 @@ def test_state_is_from_the_environment_or_the_observations():
             return np.array([[self.t, 7]])
 
     steps = [{}, {"agents": "bob_0", "dies": "bob_1"}, {}]
-    td = roll(Stateful("bob_0 bob_1", steps), 3, max_steps=3, state="world")
+    td = rollout_of_ones(Stateful("bob_0 bob_1", steps), 3, max_steps=3, state="world")
     assert td["next", "state"][0].tolist() == [[1, 7], [2, 7], [3, 7]]
-    td = roll(Script("bob_0 bob_1", steps), 3, max_steps=3, state="observations")
+    td = rollout_of_ones(Script("bob_0 bob_1", steps), 3, max_steps=3, state="observations")
     assert td["next", "state"][0].tolist() == [[0, 1, 1, 1], [0, 2, 1, 2], [0, 3, 0, 0]]
     with pytest.raises(ConfigError, match="no state"):
         PettingZooEnv(Script("bob_0", [{}]), state="world")
@@ -126,21 +130,21 @@ def test_state_is_from_the_environment_or_the_observations():
 def test_infos_that_are_missing_in_some_steps():
     infos = [{"ping": 1}, {"pong": np.float64(2.5), "name": "x"}, {"ping": True, "pong": "lost"}]
     world = Script("bob_0", [{}], infos=infos)
-    td = roll(world, 3, max_steps=3, info=True)
+    td = rollout_of_ones(world, 3, max_steps=3, info=True)
     assert set(td["bob", "info"].keys()) == {"ping", "pong"}
     assert td["bob", "info", "ping"].flatten().tolist() == [1, 0, 1]
     assert td["next", "bob", "info", "ping"].flatten().tolist() == [0, 1, 1]
     assert td["next", "bob", "info", "pong"].flatten().tolist() == [2.5, 0, 0]
-    td = roll(world, 1, max_steps=3, info=["pong"])
+    td = rollout_of_ones(world, 1, max_steps=3, info=["pong"])
     assert list(td["bob", "info"].keys()) == ["pong"]
-    td = roll(world, 1, max_steps=3)
+    td = rollout_of_ones(world, 1, max_steps=3)
     assert "info" not in td["bob"].keys()
 
 
 def test_requested_info_that_never_appears_warns():
     world = Script("bob_0", [{}], infos=[{"ping": 1}])
     with pytest.warns(UserWarning, match="the info 'pang' .* there were 'ping'"):
-        td = roll(world, 1, max_steps=3, info=["pang", "ping"])
+        td = rollout_of_ones(world, 1, max_steps=3, info=["pang", "ping"])
     assert td["next", "bob", "info", "pang"].eq(0).all()
     assert td["next", "bob", "info", "ping"].eq(1).all()
 
@@ -157,9 +161,9 @@ def test_late_agents_have_an_action_mask():
 @pytest.mark.parametrize("where", ["observation", "info"])
 def test_action_masks(where):
     class Masked(Script):
-        def _see(self, agents):
+        def _observe_agents(self, agents):
             mask = np.array([0, 1, self.t % 2], np.int8)
-            own = super()._see(agents)
+            own = super()._observe_agents(agents)
             if where == "info":
                 return own
             return {a: {"observation": x, "action_mask": mask} for a, x in own.items()}
@@ -174,7 +178,7 @@ def test_action_masks(where):
         infos=masks if where == "info" else None,
     )
     if where == "observation":
-        world._see = lambda agents: {
+        world._observe_agents = lambda agents: {
             a: {"observation": np.zeros(2), "action_mask": np.array([0, 1, world.t % 2], np.int8)}
             for a in agents
         }

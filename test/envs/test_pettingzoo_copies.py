@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from played import roll
+from played import rollout_of_ones
 from scripted import BOX, Breaking, Drawn, Faulty, Gambler, OwnSource, Script
 
 from torchrl_marl.envs import PettingZooEnv
@@ -151,7 +151,7 @@ def test_programming_error_in_env_is_not_restarted():
     with pytest.raises(
         WorkerError, match=r"Copy 0 of Script raised TypeError: .*; fix the environment"
     ):
-        roll(world, 1)
+        rollout_of_ones(world, 1)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from played import roll, rows
+from played import rollout_of_ones, step_values
 from scripted import Script
 
 from torchrl_marl.envs import PettingZooEnv
@@ -22,14 +22,16 @@ def test_death_masks_the_agent_and_does_not_end_the_episode():
             {"agents": "", "dies": "bob_0"},
         ],
     )
-    td = roll(world, 5)
+    td = rollout_of_ones(world, 5)
     assert world.got == [{"bob_0": 1, "bob_1": 1}] * 2 + [{"bob_0": 1}] * 2 + [
         {"bob_0": 1, "bob_1": 1}
     ]
-    assert rows(td, "bob", "mask") == [[True, True]] * 2 + [[True, False]] * 2 + [[True, True]]
+    assert step_values(td, "bob", "mask") == [[True, True]] * 2 + [[True, False]] * 2 + [
+        [True, True]
+    ]
     next_ = td["next"]
-    assert rows(next_, "bob", "reward")[:3] == [[1, 2], [0, -3], [0, 0]]
-    assert rows(next_, "bob", "terminated")[:4] == [[False, False]] + [[False, True]] * 2 + [
+    assert step_values(next_, "bob", "reward")[:3] == [[1, 2], [0, -3], [0, 0]]
+    assert step_values(next_, "bob", "terminated")[:4] == [[False, False]] + [[False, True]] * 2 + [
         [True, True]
     ]
     assert next_["terminated"][0, :, 0].tolist() == [False, False, False, True, False]
@@ -42,9 +44,9 @@ def test_death_masks_the_agent_and_does_not_end_the_episode():
 
 def test_late_agents_are_masked_until_they_spawn():
     world = Script("bob_0 bob_1", [{}, {"agents": "bob_0 bob_1"}, {}], first="bob_0")
-    td = roll(world, 3, max_steps=3)
+    td = rollout_of_ones(world, 3, max_steps=3)
     assert world.got == [{"bob_0": 1}, {"bob_0": 1}, {"bob_0": 1, "bob_1": 1}]
-    assert rows(td, "bob", "mask") == [[True, False]] * 2 + [[True, True]]
+    assert step_values(td, "bob", "mask") == [[True, False]] * 2 + [[True, True]]
     assert not td["bob", "done"].any()
     assert td["next", "bob", "truncated"][0, -1].all() and td["next", "truncated"][0, -1].all()
     assert td["next", "bob", "mask"][0, -1].all()
@@ -64,14 +66,14 @@ def test_no_rewards_before_spawn_and_after_death():
         ],
         first="bob_0 bob_1",
     )
-    td = roll(world, 6, max_steps=3)
-    assert rows(td["next"], "bob", "reward") == [[1, 2, 0], [4, 5, 0], [7, 0, 9]] * 2
+    td = rollout_of_ones(world, 6, max_steps=3)
+    assert step_values(td["next"], "bob", "reward") == [[1, 2, 0], [4, 5, 0], [7, 0, 9]] * 2
 
 
 def test_agents_that_never_spawned_are_not_bootstrapped():
-    td = roll(Script("bob_0 bob_1", [{}], first="bob_0"), 2, max_steps=2)["next"]
-    assert rows(td, "bob", "mask") == [[True, False], [True, False]]
-    assert rows(td, "bob", "truncated") == [[False, False], [True, True]]
+    td = rollout_of_ones(Script("bob_0 bob_1", [{}], first="bob_0"), 2, max_steps=2)["next"]
+    assert step_values(td, "bob", "mask") == [[True, False], [True, False]]
+    assert step_values(td, "bob", "truncated") == [[False, False], [True, True]]
 
 
 def test_agents_may_act_in_different_steps():
@@ -83,15 +85,15 @@ def test_agents_may_act_in_different_steps():
             {"sees": "bob_0"},
         ],
     )
-    td = roll(world, 3, max_steps=3)
+    td = rollout_of_ones(world, 3, max_steps=3)
     assert world.got == [{"bob_0": 1, "bob_1": 1}, {"bob_0": 1}, {"bob_1": 1}]
-    assert rows(td, "bob", "mask") == [[True, True], [True, False], [False, True]]
+    assert step_values(td, "bob", "mask") == [[True, True], [True, False], [False, True]]
     next_ = td["next"]
-    assert rows(next_, "bob", "reward") == [[1, 5], [0, 7], [0, 0]]
+    assert step_values(next_, "bob", "reward") == [[1, 5], [0, 7], [0, 0]]
     # Waiting agents keep the last observation and are bootstrapped at the time limit.
     times = next_["bob", "observation"][0, ..., 1].tolist()
     assert times == [[1, 0], [1, 2], [3, 2]]
-    assert rows(next_, "bob", "mask")[-1] == [True, True]
+    assert step_values(next_, "bob", "mask")[-1] == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +106,7 @@ def test_agents_may_act_in_different_steps():
     ],
 )
 def test_agent_is_either_terminated_or_truncated(words, expected):
-    td = roll(Script("bob_0 bob_1", [{"agents": "", **words}]), 1)["next"]
+    td = rollout_of_ones(Script("bob_0 bob_1", [{"agents": "", **words}]), 1)["next"]
     found = (
         td["bob", "terminated"][0, 0, :, 0].tolist(),
         td["bob", "truncated"][0, 0, :, 0].tolist(),
@@ -118,23 +120,23 @@ def test_agent_is_either_terminated_or_truncated(words, expected):
 def test_both_flags_at_the_time_limit_of_the_env_truncate():
     world = Script("bob_0", [{}, {"agents": "", "dies": "bob_0", "cut": "bob_0"}])
     world.max_cycles = 2
-    td = roll(world, 2)["next"]
-    assert rows(td, "bob", "truncated") == [[False], [True]] and td["truncated"][0, 1].all()
+    td = rollout_of_ones(world, 2)["next"]
+    assert step_values(td, "bob", "truncated") == [[False], [True]] and td["truncated"][0, 1].all()
 
 
 def test_early_truncated_agent_is_masked_while_others_continue():
     world = Script(
         "bob_0 bob_1", [{"agents": "bob_0", "cut": "bob_1"}, {"agents": "", "dies": "bob_0"}]
     )
-    td = roll(world, 2)["next"]
-    assert rows(td, "bob", "mask") == [[True, False], [False, False]]
-    assert rows(td, "bob", "truncated") == [[False, True], [False, True]]
+    td = rollout_of_ones(world, 2)["next"]
+    assert step_values(td, "bob", "mask") == [[True, False], [False, False]]
+    assert step_values(td, "bob", "truncated") == [[False, True], [False, True]]
     assert td["truncated"][0, :, 0].tolist() == [False, True]
 
 
 def test_episode_ends_even_if_the_env_keeps_its_agents():
     world = Script("bob_0", [{}, {"dies": "bob_0"}])
-    td = roll(world, 5)["next"]
+    td = rollout_of_ones(world, 5)["next"]
     assert td["terminated"][0, :, 0].tolist() == [False, True, False, True, False]
     assert world.episodes == 4  # one of them to inspect the env
 
@@ -142,10 +144,10 @@ def test_episode_ends_even_if_the_env_keeps_its_agents():
 def test_returning_agent_is_refused():
     steps = [{"agents": "bob_0", "dies": "bob_1"}, {}, {"agents": "bob_0 bob_1"}]
     with pytest.raises(SpecError, match="agent 'bob_1' ended and is present again.*new id"):
-        roll(Script("bob_0 bob_1", steps), 3)
+        rollout_of_ones(Script("bob_0 bob_1", steps), 3)
     # An ended agent may stay in the list for some steps.
     steps = [{"dies": "bob_1"}, {}, {"agents": "bob_0"}]
-    assert not roll(Script("bob_0 bob_1", steps), 3, max_steps=3)["next", "bob", "mask"][
+    assert not rollout_of_ones(Script("bob_0 bob_1", steps), 3, max_steps=3)["next", "bob", "mask"][
         ..., 1
     ].any()
 
@@ -207,7 +209,7 @@ CHANGES = {
         "the truncated flag of agent 'bob_1' is 0.5 .float.",
     ),
 }
-CHANGES["a stranger at the begin"][0]._see = lambda agents: dict.fromkeys(
+CHANGES["a stranger at the begin"][0]._observe_agents = lambda agents: dict.fromkeys(
     set(agents) - {"eve"}, np.zeros(2)
 )
 
@@ -216,21 +218,21 @@ CHANGES["a stranger at the begin"][0]._see = lambda agents: dict.fromkeys(
 def test_environment_that_changes_its_agents_is_refused(name):
     world, words = CHANGES[name]
     with pytest.raises(SpecError, match=f"^Copy 0 of {type(world).__name__}: {words}"):
-        roll(world, 3, max_steps=9)
+        rollout_of_ones(world, 3, max_steps=9)
     with pytest.raises(SpecError, match=words):
         check_marl_env(PettingZooEnv(world, seed=0, max_steps=9), n_steps=5)
 
 
 @pytest.mark.parametrize("flag", [np.bool_(False), 0, np.zeros(1), np.float32(0), None])
 def test_falsy_flags_of_any_type(flag):
-    td = roll(Says("bob_0 bob_1", flag), 3, max_steps=9)["next"]
+    td = rollout_of_ones(Says("bob_0 bob_1", flag), 3, max_steps=9)["next"]
     assert td["bob", "mask"].all() and not td["bob", "done"].any()
 
 
 @pytest.mark.parametrize("flag", [np.bool_(True), 1, np.ones(1), np.float32(1)])
 def test_truthy_flags_of_any_type(flag):
-    td = roll(Says("bob_0 bob_1", flag), 2, max_steps=9)["next"]
-    assert rows(td, "bob", "terminated") == [[False, True]] * 2
+    td = rollout_of_ones(Says("bob_0 bob_1", flag), 2, max_steps=9)["next"]
+    assert step_values(td, "bob", "terminated") == [[False, True]] * 2
 
 
 def test_all_flag_is_not_an_unknown_agent():
@@ -242,4 +244,7 @@ def test_all_flag_is_not_an_unknown_agent():
         return seen, earned, {**terminated, "__all__": all(terminated.values())}, truncated, infos
 
     world.step = with_all
-    assert rows(roll(world, 2)["next"], "bob", "terminated") == [[False] * 2, [True] * 2]
+    assert step_values(rollout_of_ones(world, 2)["next"], "bob", "terminated") == [
+        [False] * 2,
+        [True] * 2,
+    ]

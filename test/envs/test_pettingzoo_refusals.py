@@ -3,7 +3,7 @@
 import gymnasium.spaces as spaces
 import numpy as np
 import pytest
-from played import roll, rows
+from played import rollout_of_ones, step_values
 from scripted import BOX, Script
 
 from torchrl_marl.envs import PettingZooEnv
@@ -14,10 +14,10 @@ from torchrl_marl.errors import ConfigError, MissingExtraError, NonFiniteError, 
 def test_non_finite_error_names_the_copy_and_the_agent(value):
     world = Script("bob_0 bob_1", [{}, {"shows": {"bob_1": value}}])
     with pytest.raises(NonFiniteError, match="observation of agent 'bob_1' in copy 0"):
-        roll(world, 3)
+        rollout_of_ones(world, 3)
     world = Script("bob_0 bob_1", [{}, {"earns": {"bob_0": value}}])
     with pytest.raises(NonFiniteError, match="reward of agent 'bob_0' in copy 0"):
-        roll(world, 3)
+        rollout_of_ones(world, 3)
 
 
 def test_non_finite_state_error_names_the_copy():
@@ -26,14 +26,17 @@ def test_non_finite_state_error_names_the_copy():
             return np.array([0.0, np.inf if self.t == 2 else 1.0])
 
     with pytest.raises(NonFiniteError, match="the state of copy 0"):
-        roll(Stateful("bob_0", [{}]), 3, max_steps=5, state="world")
+        rollout_of_ones(Stateful("bob_0", [{}]), 3, max_steps=5, state="world")
 
 
 def test_observations_of_dead_agents_are_not_checked():
     world = Script(
         "bob_0 bob_1", [{"agents": "bob_0", "dies": "bob_1", "shows": {"bob_1": np.nan}}]
     )
-    assert roll(world, 3, max_steps=3)["next", "bob", "mask"][0, -1].tolist() == [True, False]
+    assert rollout_of_ones(world, 3, max_steps=3)["next", "bob", "mask"][0, -1].tolist() == [
+        True,
+        False,
+    ]
 
 
 def test_changing_spaces_are_refused():
@@ -42,16 +45,16 @@ def test_changing_spaces_are_refused():
             return spaces.Box(-100, 100, (2 + (self.episodes > 2),))
 
     with pytest.raises(SpecError, match="spaces of agent 'bob_0'.*new episode.*pad"):
-        roll(Growing("bob_0", [{"agents": "", "dies": "bob_0"}]), 3)
+        rollout_of_ones(Growing("bob_0", [{"agents": "", "dies": "bob_0"}]), 3)
 
 
 def test_observation_of_wrong_shape_is_refused():
     class Wrong(Script):
-        def _see(self, agents):
+        def _observe_agents(self, agents):
             return {a: np.zeros(3) for a in agents}
 
     with pytest.raises(SpecError, match=r"observation of agent 'bob_0' has shape \[3\].*\[2\]"):
-        roll(Wrong("bob_0", [{}]), 1)
+        rollout_of_ones(Wrong("bob_0", [{}]), 1)
 
 
 @pytest.mark.parametrize(
@@ -67,29 +70,31 @@ def test_observation_of_wrong_shape_is_refused():
 )
 def test_observation_outside_its_space_is_refused(space, value, words):
     world = Script("bob_0", [{}], observation={"bob_0": space})
-    world._see = lambda agents: dict.fromkeys(agents, value)
+    world._observe_agents = lambda agents: dict.fromkeys(agents, value)
     with pytest.raises(SpecError, match=f"observation.* of agent 'bob_0' {words}"):
-        roll(world, 1)
+        rollout_of_ones(world, 1)
 
 
 def test_integer_observations_of_another_dtype_are_accepted():
     world = Script("bob_0", [{}], observation={"bob_0": spaces.Box(0, 255, (2,), np.uint8)})
-    assert roll(world, 2, max_steps=2)["next", "bob", "observation"].tolist() == [
+    assert rollout_of_ones(world, 2, max_steps=2)["next", "bob", "observation"].tolist() == [
         [[[0, 1]], [[0, 2]]]
     ]
 
 
 def test_non_scalar_rewards_are_refused():
     world = Script("bob_0 bob_1", [{"earns": {"bob_0": [1.5], "bob_1": np.array(2)}}])
-    assert rows(roll(world, 1, max_steps=1)["next"], "bob", "reward") == [[1.5, 2.0]]
+    assert step_values(rollout_of_ones(world, 1, max_steps=1)["next"], "bob", "reward") == [
+        [1.5, 2.0]
+    ]
     world = Script("bob_0 bob_1", [{"earns": {"bob_0": 1.0, "bob_1": np.ones(2)}}])
     with pytest.raises(SpecError, match=r"the reward of agent 'bob_1' has shape \[2\]"):
-        roll(world, 1)
+        rollout_of_ones(world, 1)
 
 
 def test_space_without_a_fixed_shape_is_refused():
     world = Script("bob_0", [{}], observation={"bob_0": spaces.Sequence(BOX)})
-    world._see = lambda agents: dict.fromkeys(agents, ())
+    world._observe_agents = lambda agents: dict.fromkeys(agents, ())
     with pytest.raises(SpecError, match="'bob_0'.*Sequence.*wrap"):
         PettingZooEnv(world)
 
@@ -97,11 +102,11 @@ def test_space_without_a_fixed_shape_is_refused():
 def test_endless_environment_needs_a_time_limit(monkeypatch):
     monkeypatch.setattr("torchrl_marl.envs.pettingzoo.instance.ENDLESS", 20)
     with pytest.raises(ConfigError, match="^Copy 0 of Script: an episode did not end in 20"):
-        roll(Script("bob_0", [{}]), 30)
-    assert roll(Script("bob_0", [{}]), 30, max_steps=25)["next", "truncated"].sum() == 1
+        rollout_of_ones(Script("bob_0", [{}]), 30)
+    assert rollout_of_ones(Script("bob_0", [{}]), 30, max_steps=25)["next", "truncated"].sum() == 1
     world = Script("bob_0", [{}])
     world.max_cycles = 25
-    assert roll(world, 24).shape == (1, 24)
+    assert rollout_of_ones(world, 24).shape == (1, 24)
 
 
 @pytest.mark.parametrize(

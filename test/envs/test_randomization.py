@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from carts import Carts, pushed
+from carts import Carts, rollout_with_forces
 from contract import asking_reset, assert_same, base_of
 from torchrl.data import Bounded, Unbounded
 from torchrl.envs import Compose, TransformedEnv, check_env_specs
@@ -43,7 +43,7 @@ def seen(td, agent=0, feature=0):
 
 def test_observation_delay_of_two_steps_in_each_episode():
     env = TransformedEnv(Carts(2, lengths=[4, 6]), ObservationDelay(2))
-    td = pushed(env, 8)
+    td = rollout_with_forces(env, 8)
     assert seen(td) == [[0, 0, 0, 1, 0, 0, 0, 1], [0, 0, 0, 1, 2, 3, 0, 0]]
     assert seen(td["next"]) == [[0, 0, 1, 2, 0, 0, 1, 2], [0, 0, 1, 2, 3, 4, 0, 0]]
     # The first episode's last observation is of step 2; its action 2 was the second.
@@ -52,7 +52,7 @@ def test_observation_delay_of_two_steps_in_each_episode():
 
 def test_action_delay_of_two_steps_in_each_episode():
     env = TransformedEnv(Carts(2, lengths=[4, 6]), ActionDelay(2))
-    td = pushed(env, 8)
+    td = rollout_with_forces(env, 8)
     executed = seen(td["next"], feature=1)
     assert executed == [[1, 1, 1, 2, 5, 5, 5, 6], [1, 1, 1, 2, 3, 4, 7, 7]]
     assert td["cart", "action"][:, :, 0, 0].tolist() == [[1, 2, 3, 4, 5, 6, 7, 8]] * 2
@@ -60,7 +60,7 @@ def test_action_delay_of_two_steps_in_each_episode():
 
 def test_partial_reset_clears_only_the_histories_of_its_envs():
     env = TransformedEnv(Carts(2), Compose(ActionDelay(1), ObservationDelay(1)))
-    td = step_mdp(pushed(env, 4)[:, -1])
+    td = step_mdp(rollout_with_forces(env, 4)[:, -1])
     td = env.reset(asking_reset(env, td, [1]))
     td["cart", "action"] = torch.full((2, 2, 1), 5.0)
     after = env.step(td)["next", "cart"]
@@ -71,7 +71,7 @@ def test_partial_reset_clears_only_the_histories_of_its_envs():
 
 def test_each_episode_and_agent_draws_its_delay():
     env = TransformedEnv(Carts(50, lengths=[6], seed=0), ObservationDelay([1, 3]))
-    td = pushed(env, 12)
+    td = rollout_with_forces(env, 12)
     delay = td["cart", "observation_delay"]
     assert delay[:, :6].unique().tolist() == [1, 2, 3]
     assert (delay[:, :6] == delay[:, :1]).all() and (delay[:, 6:] == delay[:, 6:7]).all()
@@ -83,13 +83,13 @@ def test_each_episode_and_agent_draws_its_delay():
 def test_delay_counts_only_steps_in_which_the_agent_acts():
     """The second cart spawns in step 2 and waits in step 4; no acting agent observes NaN."""
     acts = [[1, 0], [1, 0], [1, 1], [1, 1], [1, 0], [1, 1], [1, 1], [1, 1]]
-    td = pushed(TransformedEnv(Carts(1, acts=acts), ObservationDelay(2)), 8)
+    td = rollout_with_forces(TransformedEnv(Carts(1, acts=acts), ObservationDelay(2)), 8)
     acting = td["cart", "mask"][0, :, 1]
     assert acting.int().tolist() == [row[1] for row in acts]
     assert td["cart", "observation"][0, :, 0, 0].tolist() == [0, 0, 0, 1, 2, 3, 4, 5]
     assert td["cart", "observation"][0, acting, 1, 0].tolist() == [2, 2, 2, 3, 5]
     assert not td["cart", "past_observation_0"].isnan().any()
-    td = pushed(TransformedEnv(Carts(1, acts=acts), ActionDelay(1)), 8)
+    td = rollout_with_forces(TransformedEnv(Carts(1, acts=acts), ActionDelay(1)), 8)
     executed = td["next", "cart", "observation"][0, :, 1, 1]
     # Its actions in steps 2, 5 and 6; it waits after step 3, and sees NaN.
     assert executed[[2, 5, 6]].tolist() == [3, 4, 6]
@@ -123,11 +123,11 @@ class Ghost(MarlEnv):
 
 def test_respawned_agent_starts_with_new_histories():
     """Neither an observation nor an action of an earlier life reaches the next one."""
-    td = pushed(TransformedEnv(Ghost(1, max_steps=8), ObservationDelay(1)), 8)
+    td = rollout_with_forces(TransformedEnv(Ghost(1, max_steps=8), ObservationDelay(1)), 8)
     acting = td["cart", "mask"][0, :, 0]
     assert acting.int().tolist() == [1, 1, 1, 0] * 2
     assert td["cart", "observation"][0, acting, 0, 0].tolist() == [0, 0, 1, 4, 4, 5]
-    td = pushed(TransformedEnv(Ghost(1, max_steps=8), ActionDelay(1)), 8)
+    td = rollout_with_forces(TransformedEnv(Ghost(1, max_steps=8), ActionDelay(1)), 8)
     assert td["next", "cart", "observation"][0, acting, 0, 1].tolist() == [1, 1, 2, 5, 5, 6]
 
 
@@ -141,7 +141,7 @@ def test_zero_randomization_has_no_effect(kind):
         TransformedEnv(Carts(4, lengths=[3], seed=1), kind(0)),
     )
     env.base_env.randomize({"mass": [1, 1], "friction": 0.5})
-    expected, found = pushed(plain, 8), pushed(env, 8)
+    expected, found = rollout_with_forces(plain, 8), rollout_with_forces(env, 8)
     assert_same(expected, found.select(*expected.keys(True, True)))
     states = [base_of(x).random_state.state_dict()["torch"] for x in (plain, env)]
     assert torch.equal(*states)
@@ -150,7 +150,7 @@ def test_zero_randomization_has_no_effect(kind):
 
 def test_observation_noise_has_the_drawn_deviation():
     env = TransformedEnv(Carts(40, seed=0), ObservationNoise([0.1, 1.0, "log"]))
-    td = pushed(env, 300, [0.0] * 300)
+    td = rollout_with_forces(env, 300, [0.0] * 300)
     std = td["cart", "observation_noise"]
     assert (std == std[:, :1]).all() and 0.1 <= std.min() < 0.15 and 0.8 < std.max() <= 1.0
     speeds = td["cart", "observation"][..., 2]
@@ -160,7 +160,7 @@ def test_observation_noise_has_the_drawn_deviation():
 
 def test_action_noise_is_clipped_and_not_recorded():
     env = TransformedEnv(Carts(500, seed=0), ActionNoise(2.0))
-    td = pushed(env, 1, [8.5])
+    td = rollout_with_forces(env, 1, [8.5])
     executed = td["next", "cart", "observation"][..., 1]
     assert (td["cart", "action"] == 8.5).all()
     assert executed.max() == 9 and (executed == 9).float().mean() == pytest.approx(0.40, abs=0.05)
@@ -182,13 +182,13 @@ def test_central_state_has_no_noise_and_no_delay():
 def test_parameters_change_the_simulation():
     env = Carts(2, seed=0)
     env.randomize({"mass": 2.0, "friction": 0.0})
-    assert pushed(env, 2, [3.0, 4.0])["next", "cart", "observation"][0, :, 0, 2].tolist() == (
-        pytest.approx([0.15, 0.35])
-    )
+    assert rollout_with_forces(env, 2, [3.0, 4.0])["next", "cart", "observation"][
+        0, :, 0, 2
+    ].tolist() == (pytest.approx([0.15, 0.35]))
     env.randomize({})
     assert env.domain_parameters["friction"].tolist() == [0.5, 0.5]
     env.randomize({"mass": [0.5, 2.0, "log"]})
-    td = pushed(env, 1, [3.0])
+    td = rollout_with_forces(env, 1, [3.0])
     mass = env.domain_parameters["mass"]
     assert torch.allclose(td["next", "cart", "observation"][:, 0, :, 2], 0.3 / mass)
 
@@ -213,7 +213,7 @@ def test_partial_reset_draws_only_for_its_envs():
 
 def test_snapshot_reproduces_draws_and_delays():
     env = randomized(Carts(5, lengths=[4], seed=0), EVERYTHING)
-    td = step_mdp(pushed(env, 6)[:, -1])
+    td = step_mdp(rollout_with_forces(env, 6)[:, -1])
     saved = base_of(env).snapshot().to_dict()
     runs = []
     for _ in range(2):
@@ -229,7 +229,7 @@ def test_seeds_reproduce_all_draws():
     for seed, others in ((1, 0), (1, 5), (2, 0)):
         env.set_seed(seed)
         torch.manual_seed(others)
-        runs.append(pushed(env, 9))
+        runs.append(rollout_with_forces(env, 9))
     assert_same(runs[0], runs[1])
     for leaf in ("observation", "action_delay"):
         assert not torch.equal(runs[0]["cart", leaf], runs[2]["cart", leaf])

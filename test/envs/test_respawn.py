@@ -2,7 +2,7 @@
 
 import pytest
 from cycles import Cycles
-from played import roll, rows
+from played import rollout_of_ones, step_values
 from scripted import Script
 from torchrl.envs import Transform, TransformedEnv, check_env_specs
 
@@ -174,29 +174,34 @@ def test_returning_agent_of_pettingzoo_respawns():
         {"agents": "", "dies": "bob_0 bob_1", "earns": {"bob_1": 5}},
     ]
     world = Script("bob_0 bob_1", steps)
-    td = roll(world, 6, respawns=True)
+    td = rollout_of_ones(world, 6, respawns=True)
     then = td["next"]
     assert [sorted(step) for step in world.got] == [
         *[["bob_0", "bob_1"]] * 2,
         *[["bob_0"]] * 2,
         *[["bob_0", "bob_1"]] * 2,
     ]
-    assert [own for _, own in rows(td, "bob", "mask")] == [True] * 2 + [False] * 2 + [True] * 2
-    ends = [own for _, own in rows(then, "bob", "terminated")]
+    assert [own for _, own in step_values(td, "bob", "mask")] == [True] * 2 + [False] * 2 + [
+        True
+    ] * 2
+    ends = [own for _, own in step_values(then, "bob", "terminated")]
     assert ends == [False, True, True, False, False, True]
-    assert [own for _, own in rows(then, "bob", "reward")] == [2, 3, 0, 0, 4, 5]
+    assert [own for _, own in step_values(then, "bob", "reward")] == [2, 3, 0, 0, 4, 5]
     assert then["terminated"][0, :, 0].tolist() == [False] * 5 + [True]
     assert then["bob", "observation"][0, 3:5, 1].tolist() == [[1, 4], [1, 5]]
 
 
 def test_pettingzoo_episode_ends_when_no_agent_is_left():
     world = Script("bob_0 bob_1", [{}, {"agents": "", "dies": "bob_0 bob_1"}])
-    assert roll(world, 4, respawns=True)["next", "done"][0, :, 0].tolist() == [False, True] * 2
+    assert (
+        rollout_of_ones(world, 4, respawns=True)["next", "done"][0, :, 0].tolist()
+        == [False, True] * 2
+    )
 
 
 def test_non_boolean_respawns_raise():
     with pytest.raises(ConfigError, match="respawns is 'no', expected True or False"):
-        roll(Script("bob_0", [{}]), 1, respawns="no")
+        rollout_of_ones(Script("bob_0", [{}]), 1, respawns="no")
 
 
 def test_respawns_of_turn_based_environments_are_refused():

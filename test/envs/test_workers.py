@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from support.tiers import later
+from support.tiers import second_tier_cases
 
 from torchrl_marl.envs.processes.copies import RowLayout
 from torchrl_marl.envs.processes.workers import Workers
@@ -212,7 +212,7 @@ def test_lost_worker_raises_and_others_continue(action, words):
     [
         (RAISE, 0, [1]),
         (EXIT, 2, [0, 1]),
-        *later("environments", (NAN, 2, [1]), (RAISE, 2, [1]), (HANG, 2, [0, 1])),
+        *second_tier_cases("environments", (NAN, 2, [1]), (RAISE, 2, [1]), (HANG, 2, [0, 1])),
     ],
 )
 def test_restart_replaces_failed_copies(action, n_workers, expected):

@@ -6,7 +6,7 @@ import torch
 from learner_twins import EXACT, assert_masked_slots_change_no_bit, assert_same_learning
 from meadow import make_meadow, make_team
 from samples import POISON
-from support.tiers import first, later
+from support.tiers import first_tier_cases, second_tier_cases
 from torchrl.envs import TransformedEnv
 
 from torchrl_marl import TeamSpec
@@ -52,11 +52,11 @@ def trained(algorithm, world, execution="eager", **settings):
         [learner] = build_learners(team, config, execution=execution)
         return learner
 
-    learner, metrics = learner_twins.trained(make, world_of(config, 4, world), 3)
+    learner, metrics = learner_twins.train_on_batches(make, world_of(config, 4, world), 3)
     return [learner], metrics
 
 
-@pytest.mark.parametrize("layout", ["one", "two", *later("runs", "three")])
+@pytest.mark.parametrize("layout", ["one", "two", *second_tier_cases("runs", "three")])
 @pytest.mark.parametrize(
     ("algorithm", "settings"),
     [
@@ -80,9 +80,9 @@ def test_central_critic_of_agent_states_matches_independent_critic():
     assert_same_learning(one, other, **EXACT)
 
 
-@pytest.mark.parametrize("layout", ["one", *later("runs", "two")])
+@pytest.mark.parametrize("layout", ["one", *second_tier_cases("runs", "two")])
 @pytest.mark.parametrize(
-    "algorithm", ["mappo", "maddpg", *later("runs", "happo", "matd3", "hasac")]
+    "algorithm", ["mappo", "maddpg", *second_tier_cases("runs", "happo", "matd3", "hasac")]
 )
 def test_agent_states_equal_to_team_state_match_team_state(algorithm, layout):
     """Holds for a critic per agent; a shared critic has an output for each agent."""
@@ -174,7 +174,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", first({"mappo", "matd3", "iddpg"}, CASES, "runs"))
+@pytest.mark.parametrize("case", first_tier_cases({"mappo", "matd3", "iddpg"}, CASES, "runs"))
 def test_traced_updates_match_eager_updates(case):
     algorithm, world, settings = CASES[case]
     settings = {**settings, "central_input": "agent_state"}

@@ -23,7 +23,7 @@ def trained(execution="eager", n_batches=4, **replay):
     def make(team):
         return ValueLearner(team.groups, config, team=team, execution=execution)
 
-    return learner_twins.trained(make, env, n_batches)
+    return learner_twins.train_on_batches(make, env, n_batches)
 
 
 @pytest.mark.parametrize(("n_batches", "beta"), [(1, 0.4), (2, 0.7), (4, 0.85)])

@@ -8,7 +8,7 @@ import torch
 from meadow import make_meadow
 from samples import assert_same, poisoned
 from spotlights import Spotlights
-from support.tiers import first
+from support.tiers import first_tier_cases
 
 import torchrl_marl.learners.captured as captured
 from torchrl_marl import TeamSpec
@@ -172,7 +172,7 @@ CASES = {
 FIRST = {"deaths", "turns, centered", "as one, of different sizes", "attention, one-hot", "bf16"}
 
 
-@pytest.mark.parametrize("case", first(FIRST, CASES, "compiled"))
+@pytest.mark.parametrize("case", first_tier_cases(FIRST, CASES, "compiled"))
 def test_traced_updates_match_eager_updates(case):
     """Bitwise, where a graph is run operation by operation."""
     make_env, settings = CASES[case]

@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 from samples import states
-from support.tiers import first
+from support.tiers import first_tier_cases
 
 from torchrl_marl import TeamSpec
 from torchrl_marl.capture import capture, trace
@@ -81,7 +81,7 @@ def test_every_learning_algorithm_has_a_case():
 FIRST = {"mappo", "qmix, with memory", "masac"}
 
 
-@pytest.mark.parametrize("case", first(FIRST, CASES, "compiled"))
+@pytest.mark.parametrize("case", first_tier_cases(FIRST, CASES, "compiled"))
 def test_compiled_updates_match_eager_updates(case):
     schema = ALGORITHMS.schema(case.split(",")[0])
     config = schema(algorithm=case.split(",")[0], **CASES[case])

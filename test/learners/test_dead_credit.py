@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.tiers import later
+from support.tiers import second_tier_cases
 from tensordict import TensorDict
 from torchrl.data import Categorical, Unbounded
 
@@ -74,7 +74,7 @@ def credit(groups=1, iterations=15, **settings):
     "settings",
     [
         {"algorithm": "mappo"},
-        *later(
+        *second_tier_cases(
             "learning",
             {"algorithm": "ippo"},
             {"algorithm": "mappo", "central_input": "state"},

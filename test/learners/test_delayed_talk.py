@@ -3,7 +3,7 @@
 import pytest
 import torch
 from graph_batches import assert_equal, dropout
-from learner_twins import EXACT, assert_same_learning, rows_of_a_run_that_resumes_to_the_bit
+from learner_twins import EXACT, assert_same_learning, check_resume_and_read_metrics
 from runs import small_config
 from samples import poisoned
 
@@ -144,7 +144,7 @@ def test_run_resumes_exactly_in_mid_episode(tmp_path):
         config = small_config(total_frames=240, folder=str(folder))
         return read_config(config, {"learner": learner})
 
-    assert len(rows_of_a_run_that_resumes_to_the_bit(recipe, tmp_path, (1,))) == 3
+    assert len(check_resume_and_read_metrics(recipe, tmp_path, (1,))) == 3
 
 
 @pytest.mark.parametrize(("config", "words"), [

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from samples import POISON, poisoned
-from support.tiers import later
+from support.tiers import second_tier_cases
 from torch import nn
 
 from torchrl_marl import TeamSpec
@@ -54,7 +54,9 @@ def test_single_agent_matches_mappo_exactly(burn_in):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"burn_in": 2}, *later("compiled", {}, {"n_agents": 4, "n_groups": 2})], ids=str
+    "settings",
+    [{"burn_in": 2}, *second_tier_cases("compiled", {}, {"n_agents": 4, "n_groups": 2})],
+    ids=str,
 )
 def test_traced_updates_match_eager_updates(settings):
     assert_same(*(trained(execution=how, **settings) for how in ("eager", "trace")))

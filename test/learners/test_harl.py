@@ -10,7 +10,7 @@ import torch
 from learner_twins import assert_masked_slots_change_no_bit
 from meadow import make_meadow
 from samples import POISON, states
-from support.tiers import later
+from support.tiers import second_tier_cases
 
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
 from torchrl_marl.envs.toy import Arena
@@ -43,7 +43,7 @@ def trained(env, n_batches=2, execution="eager", schema=HARLConfig, seed=0, **se
     def make(team):
         return kind(team.groups, config, team=team, execution=execution)
 
-    return learner_twins.trained(make, env, n_batches, seed)
+    return learner_twins.train_on_batches(make, env, n_batches, seed)
 
 
 def assert_equal(one, other, **tolerance):
@@ -74,7 +74,8 @@ def test_single_agent_matches_simultaneous_updates(algorithm, continuous):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "groups"), [("hatd3", 2), ("hasac", 1), *later("compiled", ("haddpg", 1))]
+    ("algorithm", "groups"),
+    [("hatd3", 2), ("hasac", 1), *second_tier_cases("compiled", ("haddpg", 1))],
 )
 def test_traced_updates_match_eager_updates(algorithm, groups):
     """The same graphs serve all orders of the agents."""
@@ -93,7 +94,7 @@ def test_traced_updates_match_eager_updates(algorithm, groups):
 
 @pytest.mark.parametrize(
     ("algorithm", "value"),
-    [*zip(["hatd3", "hasac"], POISON), *later("compiled", ("haddpg", POISON[0]))],
+    [*zip(["hatd3", "hasac"], POISON), *second_tier_cases("compiled", ("haddpg", POISON[0]))],
 )
 def test_values_in_masked_slots_have_no_effect(algorithm, value):
     env = arena(max_steps=12, years=2, continuous_actions=algorithm != "hasac")
@@ -101,7 +102,7 @@ def test_values_in_masked_slots_have_no_effect(algorithm, value):
     assert_masked_slots_change_no_bit(one, other, env, value)
 
 
-@pytest.mark.parametrize("algorithm", ["hatd3", "hasac", *later("compiled", "haddpg")])
+@pytest.mark.parametrize("algorithm", ["hatd3", "hasac", *second_tier_cases("compiled", "haddpg")])
 def test_learner_resumes_exactly(algorithm):
     env = arena()
     learner, _ = trained(env, algorithm=algorithm)

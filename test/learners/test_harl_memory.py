@@ -7,7 +7,7 @@ import pytest
 import torch
 from learner_twins import EXACT, assert_same_learning
 from samples import poisoned
-from support.tiers import later
+from support.tiers import second_tier_cases
 
 from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
@@ -40,7 +40,7 @@ def trained(*args, n=2, **settings):
     return [learner], [learner.learn(collector.rollout()) for _ in range(n)]
 
 
-@pytest.mark.parametrize("algorithm", ["hasac", *later("compiled", "haddpg", "hatd3")])
+@pytest.mark.parametrize("algorithm", ["hasac", *second_tier_cases("compiled", "haddpg", "hatd3")])
 def test_single_agent_matches_simultaneous_updates(algorithm):
     names = (algorithm, SIMULTANEOUS[algorithm])
     runs = [trained(name, n_agents=1, burn_in=1, max_grad_norm=0.1) for name in names]
@@ -78,7 +78,7 @@ def updated_in_sequence(loss, windows, order):
     return actor
 
 
-@pytest.mark.parametrize("algorithm", ["hatd3", *later("compiled", "haddpg")])
+@pytest.mark.parametrize("algorithm", ["hatd3", *second_tier_cases("compiled", "haddpg")])
 def test_update_matches_loop_over_agents(algorithm):
     learner, collector = made(algorithm, max_grad_norm=LIMIT)
     learner._store(collector.rollout())
@@ -102,7 +102,7 @@ def test_update_matches_loop_over_agents(algorithm):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "value"), [("hatd3", math.nan), *later("compiled", ("hasac", 1e9))]
+    ("algorithm", "value"), [("hatd3", math.nan), *second_tier_cases("compiled", ("hasac", 1e9))]
 )
 def test_values_in_masked_slots_have_no_effect(algorithm, value):
     learner, collector = made(algorithm, burn_in=1)
@@ -125,7 +125,7 @@ def test_values_in_masked_slots_have_no_effect(algorithm, value):
         assert torch.equal(mine, theirs)
 
 
-@pytest.mark.parametrize("algorithm", ["hatd3", *later("compiled", "hasac")])
+@pytest.mark.parametrize("algorithm", ["hatd3", *second_tier_cases("compiled", "hasac")])
 def test_learner_resumes_exactly(algorithm):
     learner, collector = made(algorithm)
     learner.learn(collector.rollout())

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from learner_twins import EXACT, assert_same_learning, same_weights
+from learner_twins import EXACT, assert_same_learning, set_same_weights
 from samples import poisoned
-from support.tiers import later
+from support.tiers import second_tier_cases
 from tensordict import TensorDict
 from torchrl.modules import set_recurrent_mode
 
@@ -122,7 +122,7 @@ def test_late_reset_changes_the_ratio():
     {"actor": "lstm", "critic": "lru"},
     {"network": {"sharing": "none"}},
     {"burn_in": 2},
-    *later(
+    *second_tier_cases(
         "compiled",
         {},
         {"actor": "none"},
@@ -153,7 +153,7 @@ def test_targets_of_pqn_use_values_over_the_whole_batch():
     config = ParallelQConfig(actor=actor, minibatch_size=20, window=5, **settings)
     [learner], collector = learners_of(arena(late_spawn=1), config)
     [loss] = learner.losses.values()
-    same_weights(loss.qvalue_network)  # an untrained head hardly depends on its state
+    set_same_weights(loss.qvalue_network)  # an untrained head hardly depends on its state
     collector.rollout()
     data = learner.block.gather(collector.rollout())
     learner.add_targets(data)
@@ -269,7 +269,7 @@ def test_joined_groups_match_separate_learners(algorithm, kind):
     joined, collector = learners_of(env, config)
     apart, _ = learners_of(env, config, own={"agents_1": {"adam_eps": 1.0001e-5}})
     assert (len(joined), len(apart)) == (1, 2)
-    same_weights(*joined, *apart)
+    set_same_weights(*joined, *apart)
     batch = collector.rollout()
     assert {"hidden", "is_init"} <= set(batch["agents_0"].keys())
     [found] = [learner.learn(batch.clone()) for learner in joined]

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from learner_twins import EXACT, assert_same_learning, same_weights
+from learner_twins import EXACT, assert_same_learning, set_same_weights
 from samples import poisoned
-from support.tiers import later
+from support.tiers import second_tier_cases
 
 from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
@@ -48,7 +48,7 @@ def stored(config, n=2, env=None, awake=False):
     """A learner that has stored batches without learning from them, and the joined batches."""
     [learner], collector = learners_of(env or arena(late_spawn=2), config)
     if awake:  # an untrained head hardly depends on its state
-        same_weights(*(x for loss in learner.losses.values() for x in loss.followed[0]))
+        set_same_weights(*(x for loss in learner.losses.values() for x in loss.followed[0]))
     batches = [collector.rollout() for _ in range(n)]
     for batch in batches:
         learner._store(batch)
@@ -239,8 +239,8 @@ def trained(env, config, n=3, execution="eager", own=None):
     ("qmix", {"kind": "lstm", "sharing": "none"}),
     ("maddpg", {"sharing": "agent_id", "actor_gradient": "agent"}),
     ("masac", {"burn_in": 2}),
-    *later("compiled", *((algorithm, {"burn_in": 2}) for algorithm in ALGORITHMS[:-1])),
-    *later(
+    *second_tier_cases("compiled", *((algorithm, {"burn_in": 2}) for algorithm in ALGORITHMS[:-1])),
+    *second_tier_cases(
         "compiled",
         ("iql", {"kind": "lru", "bootstrap": "agent", "sharing": "trunk"}),
         ("vdn", {"precision": "bf16", "normalize_observations": True}),
@@ -292,7 +292,7 @@ def test_joined_groups_match_separate_learners(algorithm):
     joined, collector = learners_of(env, config)
     apart, _ = learners_of(env, config, own={"agents_1": {"adam_eps": 1.0001e-8}})
     assert (len(joined), len(apart)) == (1, 2)
-    same_weights(*joined, *apart)
+    set_same_weights(*joined, *apart)
     batch = collector.rollout()
     found = []
     for learners in (joined, apart):

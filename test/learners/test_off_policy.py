@@ -5,10 +5,10 @@ import math
 import learner_twins
 import pytest
 import torch
-from learner_twins import assert_masked_slots_change_no_bit, same_weights
-from protocols import lacks
+from learner_twins import assert_masked_slots_change_no_bit, set_same_weights
+from protocols import missing_names
 from samples import POISON, states
-from support.tiers import later
+from support.tiers import second_tier_cases
 
 import torchrl_marl
 from torchrl_marl import TeamSpec
@@ -42,12 +42,12 @@ def trained(env, n_batches=4, execution="eager", seed=0, **settings):
     def make(team):
         return OffPolicyLearner(team.groups, config, team=team, execution=execution)
 
-    return learner_twins.trained(make, env, n_batches, seed)
+    return learner_twins.train_on_batches(make, env, n_batches, seed)
 
 
 def test_learner_has_an_actor_for_each_group():
     learner, _ = trained(make_arena(n_groups=2), 1)
-    assert not lacks(learner, Learner) and list(learner.actors) == ["agents_0", "agents_1"]
+    assert not missing_names(learner, Learner) and list(learner.actors) == ["agents_0", "agents_1"]
     assert learner.actors["agents_0"].out_keys == [("agents_0", "action")]
 
 
@@ -178,7 +178,7 @@ def test_schedules_of_exploration():
         (make_arena, {"algorithm": "matd3", "bootstrap": "agent", "central_input": "state"}),
         (make_tag, {"algorithm": "matd3", "bootstrap": "agent", "central_input": "team"}),
         (make_arena, {"algorithm": "isac", "replay": ReplayConfig(200, alpha=0.6)}),
-        *later(
+        *second_tier_cases(
             "compiled",
             (make_tag, {"algorithm": "itd3", "normalize_observations": True}),
             (
@@ -291,13 +291,13 @@ def test_joined_groups_match_separate_learners(algorithm, bootstrap):
     config = OffPolicyConfig(algorithm, **settings)
     both = OffPolicyLearner(team.groups, config, team=team)
     batch = RolloutCollector(env, TeamPolicy(both.actors.values()), frames_per_batch=80).rollout()
-    same_weights(both.actors, both.critics, both.targets)
+    set_same_weights(both.actors, both.critics, both.targets)
     torch.manual_seed(5)
     metrics = both.learn(batch)
     assert int(metrics["agent", "updates"]) == 8
     for name, group in team.groups.items():
         alone = OffPolicyLearner({name: group}, config, team=team)
-        same_weights(alone.actors, alone.critics, alone.targets)
+        set_same_weights(alone.actors, alone.critics, alone.targets)
         torch.manual_seed(5)
         for key, value in alone.learn(batch)[name].items():
             torch.testing.assert_close(metrics[name, key], value, rtol=1e-4, atol=1e-6)

@@ -4,9 +4,9 @@ from functools import partial
 
 import pytest
 import torch
-from learner_twins import rows_of_a_run_that_resumes_to_the_bit
+from learner_twins import check_resume_and_read_metrics
 from samples import states
-from support.tiers import later
+from support.tiers import second_tier_cases
 
 from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
@@ -40,12 +40,12 @@ def recipe(folder, store=(), **settings):
 
 
 @pytest.mark.parametrize(
-    "store", [*later("runs", {}), {"alpha": 0.6}], ids=["uniform", "prioritized"]
+    "store", [*second_tier_cases("runs", {}), {"alpha": 0.6}], ids=["uniform", "prioritized"]
 )
 def test_mixed_run_resumes_exactly_in_warm_up_and_with_full_buffer(tmp_path, store):
     """256 rows of 8 envs: the ring of 32 steps is full after the fourth of six batches."""
     own = partial(recipe, store=store)
-    rows = rows_of_a_run_that_resumes_to_the_bit(own, tmp_path, (1, 5))
+    rows = check_resume_and_read_metrics(own, tmp_path, (1, 5))
     assert [row["agents_1/updates"] for row in rows] == ["0", "0", "8", "8", "8", "8"]
     assert rows[0]["agents_1/loss_value"] == "" and float(rows[-1]["agents_1/loss_value"]) > 0
     assert [row["agents_1/stored"] for row in rows] == ["80", "160", "240", "256", "256", "256"]

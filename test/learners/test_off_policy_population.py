@@ -6,7 +6,7 @@ import pytest
 import torch
 from meadow import make_meadow
 from support.pictured import PicturedArena
-from support.tiers import later
+from support.tiers import second_tier_cases
 
 from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
@@ -87,7 +87,7 @@ def test_members_match_single_learners(algorithm, execution):
     assert_as_alone(world(), config, DIFFERENT, execution)
 
 
-@pytest.mark.parametrize("kind", [*later("runs", "sum"), "monotonic"])
+@pytest.mark.parametrize("kind", [*second_tier_cases("runs", "sum"), "monotonic"])
 @pytest.mark.parametrize("env", [{}, {"n_groups": 2, "n_agents": 4}], ids=["one", "groups"])
 def test_members_of_facmac_match_single_learners(env, kind):
     mixer = dataclasses.replace(CONFIG.mixer, kind=kind)
@@ -96,7 +96,7 @@ def test_members_of_facmac_match_single_learners(env, kind):
         assert_as_alone(world(**env), config, DIFFERENT, rtol=2e-6)
 
 
-@pytest.mark.parametrize("algorithm", [*later("runs", "iddpg"), "maddpg"])
+@pytest.mark.parametrize("algorithm", [*second_tier_cases("runs", "iddpg"), "maddpg"])
 def test_members_with_agent_states_match_single_learners(algorithm):
     """A central critic reads the actions of agents of the same member."""
     env = make_meadow(MEMBERS * ENVS, "two", states="own")

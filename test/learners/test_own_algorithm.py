@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from protocols import lacks
+from protocols import missing_names
 from tensordict import TensorDict
 from torch import nn
 
@@ -185,7 +185,7 @@ def test_learners_follow_the_protocol():
         FixedPolicy(groups),
         Reinforce(groups, ReinforceConfig()),
     ):
-        assert not lacks(learner, Learner)
+        assert not missing_names(learner, Learner)
         assert list(learner.actors.keys()) == list(learner.groups)
 
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from learner_twins import (
     assert_masked_slots_change_no_bit,
-    rows_of_a_run_that_resumes_to_the_bit,
-    same_weights,
+    check_resume_and_read_metrics,
+    set_same_weights,
 )
-from protocols import lacks
+from protocols import missing_names
 from samples import POISON, states
 
 import torchrl_marl
@@ -47,12 +47,12 @@ def trained(env, n_batches=2, execution="eager", **settings):
     def make(team):
         return ParallelQLearner(team.groups, config, team=team, execution=execution)
 
-    return learner_twins.trained(make, env, n_batches)
+    return learner_twins.train_on_batches(make, env, n_batches)
 
 
 def test_learner_has_actors_and_schedules_for_its_groups():
     learner, metrics = trained(make_arena(n_groups=2), exploration=EpsilonConfig(1, 0.2, 1.0))
-    assert not lacks(learner, Learner) and list(learner.actors) == ["agents_0", "agents_1"]
+    assert not missing_names(learner, Learner) and list(learner.actors) == ["agents_0", "agents_1"]
     own = [m["agents_1"] for m in metrics]
     assert [float(m["epsilon"]) for m in own] == pytest.approx([1.0, 0.6])
     assert [float(m["lr"]) for m in own] == pytest.approx([5e-4, 2.5e-4])
@@ -102,13 +102,13 @@ def test_joined_groups_match_separate_learners(mixer):
     config = ParallelQConfig(**SMALL, mixer=mixer)
     both = ParallelQLearner(team.groups, config, team=team)
     batch = RolloutCollector(env, TeamPolicy(both.actors.values()), frames_per_batch=80).rollout()
-    same_weights(both.actors, both.mixers)
+    set_same_weights(both.actors, both.mixers)
     torch.manual_seed(5)
     metrics = both.learn(batch)
     assert len(both.losses) == 1
     for name, group in team.groups.items():
         alone = ParallelQLearner({name: group}, config, team=team)
-        same_weights(alone.actors, alone.mixers)
+        set_same_weights(alone.actors, alone.mixers)
         torch.manual_seed(5)
         for key, value in alone.learn(batch)[name].items():
             torch.testing.assert_close(metrics[name, key], value, rtol=1e-4, atol=1e-6)
@@ -122,7 +122,7 @@ def test_mixer_over_two_groups_matches_one_group_of_all_agents(kind):
         mixer = AnyTeamMixerConfig(kind, 4, over="team")
         actor = NORMED([8], sharing=sharing)
         learner, _ = trained(make_arena(n_groups=n_groups), 0, mixer=mixer, actor=actor)
-        same_weights(learner.actors, learner.mixers)
+        set_same_weights(learner.actors, learner.mixers)
         torch.manual_seed(1)
         policy = TeamPolicy(learner.actors.values())
         env = make_arena(n_groups=n_groups)
@@ -159,7 +159,7 @@ def recipe(folder):
 
 
 def test_run_with_pqn_and_mappo_resumes_exactly(tmp_path):
-    rows = rows_of_a_run_that_resumes_to_the_bit(recipe, tmp_path, (2,))
+    rows = check_resume_and_read_metrics(recipe, tmp_path, (2,))
     # Annealed from 1 to 0.1 in the first tenth of the run.
     assert [float(row["agents_1/epsilon"]) for row in rows] == pytest.approx([1.0] + [0.1] * 4)
     assert all(row["agents_1/loss_value"] for row in rows)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from meadow import make_meadow
 from support.pictured import PicturedArena
-from support.tiers import later
+from support.tiers import second_tier_cases
 
 from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
@@ -212,7 +212,7 @@ PQN = ParallelQConfig(actor=RecurrentNetworkConfig(**NETWORK), minibatch_size=20
 
 
 @pytest.mark.parametrize("execution", ["eager", "trace"])
-@pytest.mark.parametrize("mixer", [*later("runs", "none", "sum"), "monotonic"])
+@pytest.mark.parametrize("mixer", [*second_tier_cases("runs", "none", "sum"), "monotonic"])
 @pytest.mark.parametrize("env", [{}, {"n_groups": 2, "n_agents": 4}], ids=["one", "groups"])
 def test_members_of_pqn_match_single_learners(env, mixer, execution):
     config = dataclasses.replace(PQN, mixer=dataclasses.replace(PQN.mixer, kind=mixer))

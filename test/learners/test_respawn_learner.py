@@ -11,10 +11,10 @@ from learner_twins import (
     EXACT,
     assert_masked_slots_change_no_bit,
     assert_same_learning,
-    rows_of_a_run_that_resumes_to_the_bit,
+    check_resume_and_read_metrics,
 )
 from runs import small_config
-from support.tiers import later
+from support.tiers import second_tier_cases
 from tensordict.nn import TensorDictModule
 from torchrl.modules import set_recurrent_mode
 
@@ -244,10 +244,10 @@ def recipe(folder, algorithm):
     return read_config(read_config("toy_arena_mappo", config), {"learner": learner})
 
 
-@pytest.mark.parametrize("algorithm", ["mappo", *later("runs", "qmix")])
+@pytest.mark.parametrize("algorithm", ["mappo", *second_tier_cases("runs", "qmix")])
 def test_run_resumes_exactly(algorithm, tmp_path):
     make = partial(recipe, algorithm=algorithm)
-    assert len(rows_of_a_run_that_resumes_to_the_bit(make, tmp_path, (2,))) == 4
+    assert len(check_resume_and_read_metrics(make, tmp_path, (2,))) == 4
 
 
 def test_command_line_trains_with_respawn(tmp_path, capsys):

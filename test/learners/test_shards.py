@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from meadow import make_meadow
-from rank_cases import SHARDS, Case, E, T, learners_of, numbers_of
+from rank_cases import SHARDS, Case, E, T, flat_parameters, learners_of
 
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
 from torchrl_marl.errors import ConfigError
@@ -74,5 +74,5 @@ def test_learner_of_shards_resumes_exactly_without_global_draws():
     ones[1].load_state_dict(saved)
     for one in ones:
         one.learn(batches[1].clone())
-    assert torch.equal(numbers_of(ones[:1])[0], numbers_of(ones[1:])[0])
+    assert torch.equal(flat_parameters(ones[:1])[0], flat_parameters(ones[1:])[0])
     assert ones[1].state_dict()["_extra_state"]["drawn"] == 2

@@ -7,7 +7,7 @@ import copy
 
 import pytest
 import torch
-from lives import Lives, Plain
+from lives import EpisodeLists, Lives
 from samples import POISON, assert_same, poisoned, states
 from tensordict import TensorDict
 from torchrl.data import Bounded, Categorical, Unbounded
@@ -147,7 +147,7 @@ def lives(layout, seed, n_envs=ENVS, action=TWO, **kwargs):
         if action is not TWO:
             batch[name, "action"] = torch.rand(n_envs, STEPS, n, 2)
         first += n
-    return batch, Plain(whole, "car", teams), groups
+    return batch, EpisodeLists(whole, "car", teams), groups
 
 
 def everywhere(plain, found):
@@ -185,11 +185,13 @@ def worth_of_next(loss, data, plain, bootstrap):
     """Returns each agent's next value of each step, ``[E][T][N]``; 0 at a termination."""
     values = best_values(loss, data)
     if loss.mixed:
-        values = mixed_values(loss, data, values, everywhere(plain, plain.follows)).tolist()
+        values = mixed_values(
+            loss, data, values, everywhere(plain, plain.next_step_is_readable)
+        ).tolist()
         over = plain.ends["terminated"][0]
         return everywhere(plain, lambda e, t, i: 0.0 if over[e][t] else values[e][t][i]).tolist()
     values = values.tolist()
-    found = everywhere(plain, lambda e, t, i: plain.worth(e, t, i, values[e][t], bootstrap))
+    found = everywhere(plain, lambda e, t, i: plain.next_value(e, t, i, values[e][t], bootstrap))
     return found.tolist()
 
 
@@ -240,7 +242,9 @@ def test_targets_of_replayed_steps_match_plain_sums(
             return any(plain.acts[e][t][j] for j in plain.team(i))
         last = plain.window(e, t, n_step)[-1]
         over = plain.ends["terminated"][1][e][last][i]
-        return plain.acts[e][t][i] and (bootstrap == "team" or over or plain.follows(e, last, i))
+        return plain.acts[e][t][i] and (
+            bootstrap == "team" or over or plain.next_step_is_readable(e, last, i)
+        )
 
     assert torch.equal(learned, as_rows(everywhere(plain, known)))
     expected = torch.where(learned, as_rows(everywhere(plain, target)), 0.0)
@@ -278,7 +282,7 @@ def test_rewards_of_actor_critics_match_plain_sums(algorithm, bootstrap, n_step)
     torch.testing.assert_close(found, expected, **TOLERANCE)
     if bootstrap == "team":  # next masks of single steps have the same agents
         data = learner.replay.look(torch.arange(ENVS * STEPS), 1, GAMMA)
-        follows = as_rows(everywhere(plain, plain.follows))
+        follows = as_rows(everywhere(plain, plain.next_step_is_readable))
         assert torch.equal(data[("next", *loss.group.mask_key)], follows)
 
 
@@ -322,7 +326,7 @@ def test_lambda_returns_match_plain_sums(kind, bootstrap, layout, lmbda, seed):
     own = bootstrap == "agent"
 
     def returned(e, t, i, behind):
-        reward = plain.earned(e, t, i, mixed=loss.mixed, bootstrap=bootstrap)
+        reward = plain.reward_of(e, t, i, mixed=loss.mixed, bootstrap=bootstrap)
         over = plain.ends["done"][own][e][t]
         if (over[i] if own else over) or t + 1 == behind:
             return reward + GAMMA * then[e][t][i]
@@ -352,7 +356,7 @@ def test_values_of_unspawned_and_dead_agents_have_no_effect(algorithm, bootstrap
     """Also where the episode is truncated before agents spawn."""
     batch, plain, groups = lives("joined", 2, waits=bootstrap == "team")
     bad, first = batch.clone(), 0
-    alive, follows = torch.tensor(plain.alive), everywhere(plain, plain.follows)
+    alive, follows = torch.tensor(plain.alive), everywhere(plain, plain.next_step_is_readable)
     for name, n in LAYOUTS["joined"].items():
         own, first = slice(first, first + n), first + n
         bad = poisoned(bad, (name, "observation"), batch[name, "mask"], value)

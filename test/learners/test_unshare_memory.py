@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from support.tiers import later
+from support.tiers import second_tier_cases
 
 from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
@@ -72,7 +72,7 @@ def test_unsharing_keeps_outputs_and_separates_parameters(sharing, kind):
 
 
 @pytest.mark.parametrize("execution", ["eager", "trace"])
-@pytest.mark.parametrize("algorithm", ["mappo", *later("runs", "vdn", "matd3")])
+@pytest.mark.parametrize("algorithm", ["mappo", *second_tier_cases("runs", "vdn", "matd3")])
 def test_unshared_learner_resumes_exactly(algorithm, execution):
     learner, collector = make(config_of(algorithm), execution)
     learner.learn(collector.rollout())

@@ -29,7 +29,7 @@ def trained(algorithm, execution="eager", unshare_at=0.5, n_batches=4):
         [learner] = build_learners(team, config, execution=execution)
         return learner
 
-    return learner_twins.trained(make, env, n_batches)[0]
+    return learner_twins.train_on_batches(make, env, n_batches)[0]
 
 
 def weights(learner):

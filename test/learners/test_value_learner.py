@@ -5,8 +5,8 @@ import math
 import learner_twins
 import pytest
 import torch
-from learner_twins import assert_masked_slots_change_no_bit, rows_of_a_run_that_resumes_to_the_bit
-from protocols import lacks
+from learner_twins import assert_masked_slots_change_no_bit, check_resume_and_read_metrics
+from protocols import missing_names
 from samples import POISON, states
 
 import torchrl_marl
@@ -41,12 +41,12 @@ def trained(env, n_batches=4, execution="eager", seed=0, **settings):
     def make(team):
         return ValueLearner(team.groups, config, team=team, execution=execution)
 
-    return learner_twins.trained(make, env, n_batches, seed)
+    return learner_twins.train_on_batches(make, env, n_batches, seed)
 
 
 def test_learner_explores_by_epsilon_only():
     learner, metrics = trained(make_arena(n_groups=2), 3, exploration=EpsilonConfig(1, 0.2, 0.5))
-    assert not lacks(learner, Learner) and list(learner.actors) == ["agents_0", "agents_1"]
+    assert not missing_names(learner, Learner) and list(learner.actors) == ["agents_0", "agents_1"]
     own = [m["agents_1"] for m in metrics]
     assert [float(m["epsilon"]) for m in own] == pytest.approx([1.0, 7 / 15, 0.2])
     assert [int(m["updates"]) for m in own] == [0, 4, 4]
@@ -249,7 +249,7 @@ def recipe(folder, **settings):
 
 def test_mixed_run_resumes_exactly_in_warm_up_and_with_full_buffer(tmp_path):
     """256 rows of 8 envs: the ring of 32 steps is full after the fourth of six batches."""
-    rows = rows_of_a_run_that_resumes_to_the_bit(recipe, tmp_path, (1, 5))
+    rows = check_resume_and_read_metrics(recipe, tmp_path, (1, 5))
     assert [row["agents_1/updates"] for row in rows] == ["0", "0", "8", "8", "8", "8"]
     assert rows[0]["agents_1/loss_value"] == "" and float(rows[-1]["agents_1/grad_norm"]) > 0
     assert "agents_0/clip_fraction" in rows[0] and "agents_1/clip_fraction" not in rows[0]

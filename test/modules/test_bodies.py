@@ -4,7 +4,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 import torch
-from pictures import lively, picture_group
+from pictures import picture_group, randomize_parameters
 from runs import small_config, table
 from tensordict import TensorDict
 from torch import nn
@@ -56,7 +56,7 @@ class TestBodyOfOnesOwn:
         cat = AgentSpec("cat", 2, Unbounded((3,)), Categorical(4))
         mouse = AgentSpec("mouse", 2, Unbounded((3,)), Categorical(4))
         group = join(tuple(TeamSpec([cat, mouse]).groups.values()))
-        actor = lively(make_actor(group, NetworkConfig([8], body="mean")))
+        actor = randomize_parameters(make_actor(group, NetworkConfig([8], body="mean")))
         mask = torch.tensor([[True, True], [True, False]])
         features = torch.randn(2, 2, 3)
 

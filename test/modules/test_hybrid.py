@@ -7,7 +7,7 @@ import pytest
 import torch
 from ppo_losses import make_networks
 from support.samples import make_batch, make_group, make_observed
-from support.tiers import first
+from support.tiers import first_tier_cases
 from torch.distributions import Categorical, Normal
 from torchrl.data import Bounded, Composite, Unbounded
 from torchrl.data import Categorical as CategoricalSpec
@@ -288,7 +288,9 @@ def parameters_of(training):
     return [p.detach().clone() for p in training.run.policy.parameters()]
 
 
-@pytest.mark.parametrize("algorithm", first(["mappo"], ["mappo", "ippo", "happo"], "runs"))
+@pytest.mark.parametrize(
+    "algorithm", first_tier_cases(["mappo"], ["mappo", "ippo", "happo"], "runs")
+)
 def test_captured_training_equals_eager(algorithm, tmp_path):
     """Simulator, policy and update are captured and equal the eager ones bitwise."""
     parameters = []

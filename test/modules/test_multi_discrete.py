@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from exported import played_alone, team_policy
+from exported import check_players_alone, team_policy
 from support.samples import make_group, make_observed
 from torch.distributions import Categorical
 from torchrl.data import MultiCategorical as Spec
@@ -137,6 +137,6 @@ def test_exported_agents_act_as_the_policy(tmp_path):
     policy = team_policy(
         TeamSpec.from_env(env).groups.values(), make_actor, config=NetworkConfig([8])
     )
-    found = played_alone(env, make_actor, config=NetworkConfig([8]))
+    found = check_players_alone(env, make_actor, config=NetworkConfig([8]))
     assert (found.differ, found.actions > 0, found.largest < 1e-5) == (0, True, True)
     assert next(iter(agents_of(policy).values())).describe()["action"]["branches"] == [3, 3]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from pictures import BYTES, lively, picture_group
+from pictures import BYTES, picture_group, randomize_parameters
 from samples import POISON
 from spotlights import Spotlights
 from tensordict import TensorDict, lazy_stack
@@ -117,7 +117,7 @@ class TestPictures:
 
     def test_cnn_actor_by_hand(self):
         group = picture_group()
-        actor = lively(make_actor(group, NetworkConfig(**SMALL)))
+        actor = randomize_parameters(make_actor(group, NetworkConfig(**SMALL)))
         td = actor(pictures(group, 4))
         (network,) = actor.module[0].module.network
         seen = td["car", "observation"].float() / 255
@@ -138,7 +138,7 @@ class TestPictures:
     def test_observation_of_image_and_numbers(self):
         both = Composite(camera=BYTES, speed=Unbounded((2,)))
         group = picture_group(both)
-        actor = lively(make_actor(group, NetworkConfig(**SMALL)))
+        actor = randomize_parameters(make_actor(group, NetworkConfig(**SMALL)))
         leaves = {"camera": pictures(picture_group(), 4)["car", "observation"]}
         leaves["speed"] = torch.randn(4, 3, 2)
         mask = torch.ones(4, 3, dtype=torch.bool)
@@ -154,7 +154,7 @@ class TestPictures:
     @pytest.mark.parametrize("sharing", SHARINGS)
     def test_every_kind_of_sharing(self, sharing):
         group = picture_group()
-        actor = lively(make_actor(group, config_with(sharing)))
+        actor = randomize_parameters(make_actor(group, config_with(sharing)))
         td = pictures(group, 4)
         before = actor(td.clone())["car", "logits"]
         td["car", "observation"][:, 2] = 255 - td["car", "observation"][:, 2]
@@ -167,7 +167,9 @@ class TestPictures:
 
     @pytest.mark.parametrize("sharing", ["full", "none", "trunk"])
     def test_unsharing_keeps_the_outputs(self, sharing):
-        network = lively(make_agent_network(picture_group(), 4, config_with(sharing), gain=1.0))
+        network = randomize_parameters(
+            make_agent_network(picture_group(), 4, config_with(sharing), gain=1.0)
+        )
         features = torch.randn(5, 3, 90)
         own, _ = unshare(network, 3)
         torch.testing.assert_close(own(features), network(features)[0])
@@ -197,7 +199,7 @@ class TestPictures:
     def test_agents_that_a_critic_observes(self, centralized, sharing):
         group = picture_group()
         config = config_with(sharing, kind=CriticConfig)
-        critic = lively(make_critic(group, config, centralized=centralized))
+        critic = randomize_parameters(make_critic(group, config, centralized=centralized))
         td = pictures(group, 4)
         before = critic(td.clone())["car", "state_value"]
         assert before.shape == (4, 3, 1)
@@ -207,7 +209,7 @@ class TestPictures:
 
     def test_central_critic_shares_one_encoder(self):
         """One encoder for the images of three agents, one perceptron over the encodings."""
-        critic = lively(make_critic(picture_group(), CriticConfig(**SMALL)))
+        critic = randomize_parameters(make_critic(picture_group(), CriticConfig(**SMALL)))
         network = critic.module.network[0]
         assert len(network.encoders) == 1
         assert network.head[0].in_features == 3 * 32 * 6 * 5
@@ -215,8 +217,8 @@ class TestPictures:
     @pytest.mark.parametrize("value", POISON)
     def test_values_of_masked_agents_have_no_effect(self, value):
         group = picture_group(Unbounded((6, 5, 3)))
-        actor = lively(make_actor(group, NetworkConfig(**SMALL)))
-        critic = lively(make_critic(group, CriticConfig(**SMALL)))
+        actor = randomize_parameters(make_actor(group, NetworkConfig(**SMALL)))
+        critic = randomize_parameters(make_critic(group, CriticConfig(**SMALL)))
         found = []
         for hold in (0.0, value):
             td = pictures(group, 4)
@@ -252,7 +254,7 @@ class TestKinds:
 
     def test_each_kind_has_its_own_convolutions(self):
         group = self.group()
-        actor = lively(make_actor(group, NetworkConfig(**SMALL)))
+        actor = randomize_parameters(make_actor(group, NetworkConfig(**SMALL)))
         own, td = self.data()
         logits = actor.get_dist(td).logits
         logits = logits - logits.logsumexp(-1, keepdim=True)
@@ -285,8 +287,8 @@ class TestKinds:
             [4],
         )
         td["far"].batch_size = [4, 2]
-        actor = lively(make_actor(group, NetworkConfig(**SMALL)))
-        critic = lively(make_critic(group, CriticConfig(**SMALL)))
+        actor = randomize_parameters(make_actor(group, NetworkConfig(**SMALL)))
+        critic = randomize_parameters(make_critic(group, CriticConfig(**SMALL)))
         joined = critic(actor(group.gather(td)))
         assert joined["near+far", "logits"].shape == (4, 3, 4)
         before = joined["near+far", "state_value"]

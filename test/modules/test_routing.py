@@ -8,12 +8,12 @@ from routed import (
     ACTION,
     BATCHES,
     OBSERVATION,
-    actions,
+    actions_one_by_one,
     assert_actions,
-    by_hand,
-    dense,
-    observed,
-    policy_of,
+    list_actions,
+    make_policy,
+    random_dense_group,
+    random_lazy_group,
 )
 from samples import assert_same
 from tensordict import LazyStackedTensorDict, TensorDict, lazy_stack
@@ -38,26 +38,26 @@ class Counted(nn.Module):
 
 @pytest.mark.parametrize("batch", BATCHES)
 def test_explicit_routes_equal_loop_over_agents(batch):
-    drone, rover = policy_of(5, 4), policy_of(3, 2)
-    td = observed([5, 3, 5, 5, 3], *batch)
+    drone, rover = make_policy(5, 4), make_policy(3, 2)
+    td = random_lazy_group([5, 3, 5, 5, 3], *batch)
     policy = RoutedSequential((drone, [0, 2, 3]), (rover, [1, 4]))
     assert policy(td) is td
-    assert_actions(td, by_hand(td, [drone, rover, drone, drone, rover]))
+    assert_actions(td, actions_one_by_one(td, [drone, rover, drone, drone, rover]))
 
 
 @pytest.mark.parametrize("batch", BATCHES)
 def test_agents_are_matched_by_input_width(batch):
-    drone, rover = policy_of(5, 2), policy_of(3, 2)
-    td = observed([5, 3, 5], *batch)
+    drone, rover = make_policy(5, 2), make_policy(3, 2)
+    td = random_lazy_group([5, 3, 5], *batch)
     RoutedSequential(rover, drone)(td)
-    assert_actions(td, by_hand(td, [drone, rover, drone]))
+    assert_actions(td, actions_one_by_one(td, [drone, rover, drone]))
     assert td[ACTION].shape == (*batch, 3, 2), "readable at once where the agents agree"
 
 
 @pytest.mark.parametrize("batch", BATCHES)
 def test_agents_are_matched_by_exclusive_keys(batch):
-    drone, rover = policy_of(5, 4, "camera"), policy_of(5, 2, "lidar")
-    td = observed([5, 5, 5], *batch, leaves=["lidar", "camera", "lidar"])
+    drone, rover = make_policy(5, 4, "camera"), make_policy(5, 2, "lidar")
+    td = random_lazy_group([5, 5, 5], *batch, leaves=["lidar", "camera", "lidar"])
     RoutedSequential(drone, rover)(td)
     rows = td["agents"].unbind(-1)
     wanted = [rover.module(rows[0]["lidar"]), drone.module(rows[1]["camera"])]
@@ -68,7 +68,7 @@ def test_agents_are_matched_by_exclusive_keys(batch):
 def test_each_module_is_called_once_with_a_dense_stack():
     nets = Counted(5, 2), Counted(3, 2)
     modules = [TensorDictModule(net, in_keys=[OBSERVATION], out_keys=[ACTION]) for net in nets]
-    RoutedSequential(*modules)(observed([5, 3, 5, 5], 7))
+    RoutedSequential(*modules)(random_lazy_group([5, 3, 5, 5], 7))
     assert [net.shapes for net in nets] == [[(7, 3, 5)], [(7, 1, 3)]]
 
 
@@ -87,7 +87,7 @@ def test_modules_with_several_inputs_and_a_root_key():
         return TensorDictModule(Both(o), in_keys=keys, out_keys=[ACTION])
 
     drone, rover = make(5), make(3)
-    td = observed([5, 3, 5], 7)
+    td = random_lazy_group([5, 3, 5], 7)
     for row in td["agents"].tensordicts:
         row["speed"] = torch.randn(7, 2)
     td["state"] = torch.randn(7, 2)
@@ -99,13 +99,13 @@ def test_modules_with_several_inputs_and_a_root_key():
 
 def test_deeply_nested_groups_and_nested_leaves():
     path = ("world", "team")
-    drone, rover = policy_of(5, 4, path=path), policy_of(3, 2, path=path)
+    drone, rover = make_policy(5, 4, path=path), make_policy(3, 2, path=path)
     for group in (None, path):
-        td = observed([5, 3], 7, path=path)
+        td = random_lazy_group([5, 3], 7, path=path)
         RoutedSequential(drone, rover, group=group)(td)
-        assert [tuple(x.shape) for x in actions(td, (*path, "action"))] == [(7, 4), (7, 2)]
+        assert [tuple(x.shape) for x in list_actions(td, (*path, "action"))] == [(7, 4), (7, 2)]
     leaf = ("observation", "camera")
-    td = observed([5, 3], 7, leaves=[leaf, leaf])
+    td = random_lazy_group([5, 3], 7, leaves=[leaf, leaf])
     camera = [
         TensorDictModule(nn.Linear(o, 2), in_keys=[("agents", *leaf)], out_keys=[ACTION])
         for o in (5, 3)
@@ -118,7 +118,7 @@ def test_lazy_stack_may_be_the_input():
     one = TensorDictModule(nn.Linear(3, 2), in_keys=["key1"], out_keys=["embed"])
     other = TensorDictModule(nn.Linear(5, 2), in_keys=["key2"], out_keys=["embed"])
     for dim, batch in ((0, ()), (0, (4,)), (1, (4,))):
-        td = observed([3, 5, 3], *batch, leaves=["key1", "key2", "key1"], path=())
+        td = random_lazy_group([3, 5, 3], *batch, leaves=["key1", "key2", "key1"], path=())
         td = lazy_stack(td.tensordicts, dim)
         RoutedSequential(one, other)(td)
         wanted = [
@@ -131,8 +131,8 @@ def test_lazy_stack_may_be_the_input():
 
 def test_empty_placeholders_are_ignored():
     """``torchrl.data.consolidate_spec`` gives every agent every key, some of size 0."""
-    drone, rover = policy_of(5, 2, "camera"), policy_of(3, 2, "lidar")
-    td = observed([5, 3], 7, leaves=["camera", "lidar"])
+    drone, rover = make_policy(5, 2, "camera"), make_policy(3, 2, "lidar")
+    td = random_lazy_group([5, 3], 7, leaves=["camera", "lidar"])
     td["agents"].tensordicts[0]["lidar"] = torch.zeros(7, 0)
     td["agents"].tensordicts[1]["camera"] = torch.zeros(7, 0)
     assert RoutedSequential(drone, rover)(td)[ACTION].shape == (7, 2, 2)
@@ -143,9 +143,9 @@ def test_random_teams_equal_loop_over_agents(seed):
     draw = random.Random(seed)
     widths = [draw.choice([3, 4, 5]) for _ in range(draw.randint(1, 7))]
     kinds = sorted(set(widths))
-    players = {width: policy_of(width, draw.randint(1, 3)) for width in kinds}
+    players = {width: make_policy(width, draw.randint(1, 3)) for width in kinds}
     batch = tuple(draw.randint(1, 3) for _ in range(draw.randint(0, 2)))
-    td = observed(widths, *batch)
+    td = random_lazy_group(widths, *batch)
     entries = []
     for width in draw.sample(kinds, len(kinds)):
         agents = [i for i, other in enumerate(widths) if other == width]
@@ -163,10 +163,10 @@ def test_random_teams_equal_loop_over_agents(seed):
 
 
 def test_modules_run_in_order_on_earlier_outputs():
-    camera, lidar = policy_of(5, 6, "camera", "hidden"), policy_of(3, 6, "lidar", "hidden")
-    shared = policy_of(6, 2, "hidden")
+    camera, lidar = make_policy(5, 6, "camera", "hidden"), make_policy(3, 6, "lidar", "hidden")
+    shared = make_policy(6, 2, "hidden")
     double = TensorDictModule(lambda x: 2 * x, in_keys=[ACTION], out_keys=[ACTION])
-    td = observed([5, 3, 5], 7, leaves=["camera", "lidar", "camera"])
+    td = random_lazy_group([5, 3, 5], 7, leaves=["camera", "lidar", "camera"])
     RoutedSequential(camera, lidar, shared, (double, [1, 2]))(td)
     rows = td["agents"].tensordicts
     wanted = [
@@ -179,9 +179,9 @@ def test_modules_run_in_order_on_earlier_outputs():
 
 
 def test_head_of_one_agent_reads_output_of_shared_encoder():
-    encoder = policy_of(5, 6, "camera", "hidden")
-    heads = [(policy_of(6, a, "hidden"), [i]) for i, a in enumerate((2, 3, 2))]
-    td = observed([5, 5, 5], 7, leaves=["camera"] * 3)
+    encoder = make_policy(5, 6, "camera", "hidden")
+    heads = [(make_policy(6, a, "hidden"), [i]) for i, a in enumerate((2, 3, 2))]
+    td = random_lazy_group([5, 5, 5], 7, leaves=["camera"] * 3)
     RoutedSequential(encoder, *heads)(td)
     for row, (head, _) in zip(td["agents"].tensordicts, heads):
         wanted = head.module(encoder.module(row["camera"]))
@@ -189,10 +189,10 @@ def test_head_of_one_agent_reads_output_of_shared_encoder():
 
 
 def test_gradients_reach_the_routed_module_only():
-    drone, rover = policy_of(5, 4), policy_of(3, 2)
-    td = observed([5, 3, 5, 3], 7)
+    drone, rover = make_policy(5, 4), make_policy(3, 2)
+    td = random_lazy_group([5, 3, 5, 3], 7)
     RoutedSequential((drone, [0, 2]), (rover, [1, 3]))(td)
-    actions(td)[1].pow(2).sum().backward()
+    list_actions(td)[1].pow(2).sum().backward()
     assert all(p.grad is None for p in drone.parameters())
     found = [p.grad.clone() for p in rover.parameters()]
     rover.zero_grad()
@@ -203,8 +203,8 @@ def test_gradients_reach_the_routed_module_only():
 
 def test_module_on_all_agents_may_write_to_the_root():
     mixer = TensorDictModule(lambda x: x.sum((-1, -2)), in_keys=[ACTION], out_keys=["total"])
-    td = observed([5, 3], 7)
-    RoutedSequential(policy_of(5, 2), policy_of(3, 2), mixer)(td)
+    td = random_lazy_group([5, 3], 7)
+    RoutedSequential(make_policy(5, 2), make_policy(3, 2), mixer)(td)
     torch.testing.assert_close(td["total"], td[ACTION].sum((-1, -2)))
 
 
@@ -213,8 +213,8 @@ def test_state_critic_beside_policies():
     everyone = TensorDictModule(
         lambda s: s.unsqueeze(-2).expand(7, 2, 4), in_keys=["state"], out_keys=[("agents", "all")]
     )
-    td = observed([5, 3], 7).set("state", torch.randn(7, 4))
-    RoutedSequential(policy_of(5, 2), state, policy_of(3, 2), everyone)(td)
+    td = random_lazy_group([5, 3], 7).set("state", torch.randn(7, 4))
+    RoutedSequential(make_policy(5, 2), state, make_policy(3, 2), everyone)(td)
     assert td["state_value"].shape == (7, 1) and td["agents", "all"].shape == (7, 2, 4)
 
 
@@ -222,8 +222,8 @@ def test_state_critic_beside_policies():
 
 
 def test_dense_group_without_routes_equals_torchrl():
-    encoder, head = policy_of(5, 6, "observation", "hidden"), policy_of(6, 2, "hidden")
-    td = dense(3, 5, 7)
+    encoder, head = make_policy(5, 6, "observation", "hidden"), make_policy(6, 2, "hidden")
+    td = random_dense_group(3, 5, 7)
     found = RoutedSequential(encoder, head)(td.clone())
     wanted = TensorDictSequential(encoder, head)(td.clone())
     assert (found == wanted).all() and found.keys() == wanted.keys()
@@ -232,8 +232,8 @@ def test_dense_group_without_routes_equals_torchrl():
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("routes", [([0, 1], [2, 3]), ([0, 2], [3, 1])])
 def test_route_runs_on_slice_of_dense_group(batch, routes):
-    one, other = policy_of(5, 2), policy_of(5, 2)
-    td = dense(4, 5, *batch)
+    one, other = make_policy(5, 2), make_policy(5, 2)
+    td = random_dense_group(4, 5, *batch)
     RoutedSequential((one, routes[0]), (other, routes[1]))(td)
     assert not isinstance(td["agents"], LazyStackedTensorDict)
     x = td[OBSERVATION]
@@ -242,18 +242,18 @@ def test_route_runs_on_slice_of_dense_group(batch, routes):
 
 
 def test_dense_group_without_agent_batch_dim():
-    one, other = policy_of(5, 2), policy_of(5, 3)
+    one, other = make_policy(5, 2), make_policy(5, 3)
     td = TensorDict({"agents": {"observation": torch.randn(7, 2, 5)}}, [7])
-    same = RoutedSequential((one, 0), (policy_of(5, 2), 1))(td.clone())
+    same = RoutedSequential((one, 0), (make_policy(5, 2), 1))(td.clone())
     assert same[ACTION].shape == (7, 2, 2)
     differ = RoutedSequential((one, 0), (other, 1))(td.clone())
-    assert [tuple(x.shape) for x in actions(differ)] == [(7, 2), (7, 3)]
+    assert [tuple(x.shape) for x in list_actions(differ)] == [(7, 2), (7, 3)]
     assert_same(differ[OBSERVATION], td[OBSERVATION])
 
 
 def test_dense_group_becomes_lazy_if_action_shapes_differ():
-    one, other = policy_of(5, 2), policy_of(5, 3)
-    td = dense(3, 5, 7)
+    one, other = make_policy(5, 2), make_policy(5, 3)
+    td = random_dense_group(3, 5, 7)
     x = td[OBSERVATION]
     RoutedSequential((one, [0, 2]), (other, [1]))(td)
     wanted = [one.module(x[:, 0]), other.module(x[:, 1]), one.module(x[:, 2])]
@@ -262,10 +262,10 @@ def test_dense_group_becomes_lazy_if_action_shapes_differ():
 
 
 def test_entries_of_unrouted_agents_are_kept():
-    td = dense(3, 5, 7)
+    td = random_dense_group(3, 5, 7)
     td[ACTION] = torch.randn(7, 3, 2)
     before = td[ACTION].clone()
-    one = policy_of(5, 2)
+    one = make_policy(5, 2)
     RoutedSequential((one, [1]), partial_tolerant=True)(td)
     torch.testing.assert_close(td[ACTION][:, 1], one.module(td[OBSERVATION][:, 1]))
     assert_same(td[ACTION][:, ::2], before[:, ::2])

@@ -6,12 +6,12 @@ from routed import (
     ACTION,
     BATCHES,
     OBSERVATION,
-    actions,
-    actor_of,
-    dense,
-    mixed,
-    observed,
-    policy_of,
+    list_actions,
+    make_continuous_actor,
+    make_mixed_policy,
+    make_policy,
+    random_dense_group,
+    random_lazy_group,
 )
 from samples import assert_same
 from tensordict import TensorDict
@@ -26,10 +26,10 @@ from torchrl_marl.contrib import RoutedSequential
 
 
 def test_continuous_and_discrete_agents_in_one_group():
-    actors, policy, make = mixed()
+    actors, policy, make = make_mixed_policy()
     td = policy(make(7))
-    assert [tuple(x.shape) for x in actions(td)] == [(7, 2), (7, 3), (7,), (7, 2)]
-    assert [x.dtype for x in actions(td)][2] is torch.int64
+    assert [tuple(x.shape) for x in list_actions(td)] == [(7, 2), (7, 3), (7,), (7, 2)]
+    assert [x.dtype for x in list_actions(td)][2] is torch.int64
     assert td["agents", "action_log_prob"].shape == (7, 4)
     found = policy.log_prob(td)
     torch.testing.assert_close(found, td["agents", "action_log_prob"], rtol=1e-4, atol=1e-4)
@@ -44,13 +44,13 @@ def test_continuous_and_discrete_agents_in_one_group():
 
 @pytest.mark.parametrize("batch", BATCHES)
 def test_joint_distribution_of_all_agents(batch):
-    _, policy, make = mixed()
+    _, policy, make = make_mixed_policy()
     td = policy(make(*batch))
     keys = set(td["agents"].tensordicts[0].keys())
     dist = policy.get_dist(td)
     assert dist.batch_shape == (*batch, 4)
     assert set(td["agents"].tensordicts[0].keys()) == keys, "nothing is written"
-    one_by_one = actions(td)
+    one_by_one = list_actions(td)
     assert_same(dist.log_prob(one_by_one), dist.log_prob(td))
     assert_same(policy.log_prob(td, dist=dist), policy.log_prob(td))
     assert dist.entropy().shape == (*batch, 4) and not dist.has_rsample
@@ -66,8 +66,10 @@ def test_joint_distribution_of_all_agents(batch):
 
 
 def test_distribution_of_equal_action_shapes_is_dense():
-    policy = RoutedSequential((actor_of(5, 2), [1]), (actor_of(3, 2), [0, 2]))
-    td = policy(observed([3, 5, 3], 7))
+    policy = RoutedSequential(
+        (make_continuous_actor(5, 2), [1]), (make_continuous_actor(3, 2), [0, 2])
+    )
+    td = policy(random_lazy_group([3, 5, 3], 7))
     dist = policy.get_dist(td)
     drawn = dist.rsample()
     assert drawn.shape == (7, 3, 2) and drawn.requires_grad
@@ -75,14 +77,14 @@ def test_distribution_of_equal_action_shapes_is_dense():
 
 
 def test_exploration_types_are_respected():
-    _, policy, make = mixed()
+    _, policy, make = make_mixed_policy()
     td = make(7)
     with set_exploration_type(ExplorationType.DETERMINISTIC):
-        first, second = (actions(policy(td.clone())) for _ in range(2))
+        first, second = (list_actions(policy(td.clone())) for _ in range(2))
     for one, other in zip(first, second):
         assert_same(one, other)
     with set_exploration_type(ExplorationType.RANDOM):
-        first, second = (actions(policy(td.clone())) for _ in range(2))
+        first, second = (list_actions(policy(td.clone())) for _ in range(2))
     assert not torch.equal(first[0], second[0])
 
 
@@ -102,7 +104,7 @@ def test_routed_networks_with_one_shared_distribution():
         log_prob_key=("agents", "action_log_prob"),
     )  # fmt: skip
     policy = RoutedSequential(*nets, draw)
-    td = policy(observed([5, 3, 5], 7))
+    td = policy(random_lazy_group([5, 3, 5], 7))
     assert td[ACTION].shape == (7, 3, 2)
     found = policy.log_prob(td)
     torch.testing.assert_close(found, td["agents", "action_log_prob"], rtol=1e-4, atol=1e-4)
@@ -125,7 +127,7 @@ def test_log_prob_uses_the_sampled_latent():
         normal(2, "latent", "action"),
     )
     with set_exploration_type(ExplorationType.RANDOM):
-        td = policy(observed([5, 3], 7))
+        td = policy(random_lazy_group([5, 3], 7))
         assert_same(policy.log_prob(td), policy.log_prob(td))
     loc = policy[2].module[0].module(td["agents", "latent"])
     wanted = IndependentUnit(loc).log_prob(td[ACTION])
@@ -138,8 +140,10 @@ class IndependentUnit(torch.distributions.Independent):
 
 
 def test_torchrl_loss_with_routed_actor_on_dense_data():
-    policy = RoutedSequential((actor_of(5, 2), [0, 2]), (actor_of(5, 2), [1]))
-    critic = policy_of(5, 1, out="state_value")
+    policy = RoutedSequential(
+        (make_continuous_actor(5, 2), [0, 2]), (make_continuous_actor(5, 2), [1])
+    )
+    critic = make_policy(5, 1, out_key="state_value")
     loss = MAPPOLoss(policy, critic, entropy_bonus=True)
     loss.set_keys(
         action=ACTION,
@@ -150,7 +154,7 @@ def test_torchrl_loss_with_routed_actor_on_dense_data():
         value_target=("agents", "value_target"),
     )
     with torch.no_grad():
-        td = policy(dense(3, 5, 7))
+        td = policy(random_dense_group(3, 5, 7))
     for leaf in ("advantage", "value_target"):
         td["agents", leaf] = torch.randn(7, 3, 1)
     losses = loss(td)
@@ -169,19 +173,19 @@ def test_log_prob_per_feature_raises():
         distribution_class=Normal,
     )
     policy = RoutedSequential(actor)
-    td = policy(observed([5, 5], 7))
+    td = policy(random_lazy_group([5, 5], 7))
     with pytest.raises(ValueError, match="Normal of batch shape .7, 2, 2., expected one number"):
         policy.log_prob(td)
 
 
 def test_distribution_without_exactly_one_group_raises():
     with pytest.raises(ValueError, match="probabilistic modules in no group"):
-        RoutedSequential(policy_of(5, 2)).get_dist(observed([5], 7))
-    two = RoutedSequential(actor_of(5, 2), actor_of(5, 2, group="others"))
+        RoutedSequential(make_policy(5, 2)).get_dist(random_lazy_group([5], 7))
+    two = RoutedSequential(make_continuous_actor(5, 2), make_continuous_actor(5, 2, group="others"))
     with pytest.raises(ValueError, match="select_subsequence"):
-        two.get_dist(observed([5], 7))
+        two.get_dist(random_lazy_group([5], 7))
     one = two.select_subsequence(out_keys=[ACTION])
-    assert one.log_prob(one(observed([5], 7))).shape == (7, 1)
-    half = RoutedSequential((actor_of(5, 2), [0]), partial_tolerant=True)
+    assert one.log_prob(one(random_lazy_group([5], 7))).shape == (7, 1)
+    half = RoutedSequential((make_continuous_actor(5, 2), [0]), partial_tolerant=True)
     with pytest.raises(ValueError, match="agent 1 of group 'agents' have no distribution"):
-        half.get_dist(observed([5, 5], 7))
+        half.get_dist(random_lazy_group([5, 5], 7))

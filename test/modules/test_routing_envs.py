@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from routed import actions, actor_of
+from routed import list_actions, make_continuous_actor
 from samples import assert_same
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -62,13 +62,15 @@ def policy_for(env, seed=0):
     group = TeamSpec.from_env(env).groups["agents"]
     if isinstance(env, Pair):
         kinds = {"camera": (5, 3), "lidar": (4, 2)}
-        actors = [actor_of(*kinds[leaf], leaf=("observation", leaf)) for leaf in kinds]
+        actors = [make_continuous_actor(*kinds[leaf], leaf=("observation", leaf)) for leaf in kinds]
         return RoutedSequential(*actors, group=group)
     kinds = {}
     for i, member in enumerate(group.members):
         sizes = member["observation"].shape[-1], member["action"].shape[-1]
         kinds.setdefault(sizes, (member["action"], []))[1].append(i)
-    entries = [(actor_of(o, a, spec), agents) for (o, a), (spec, agents) in kinds.items()]
+    entries = [
+        (make_continuous_actor(o, a, spec), agents) for (o, a), (spec, agents) in kinds.items()
+    ]
     return RoutedSequential(*entries, group=group)
 
 
@@ -83,7 +85,7 @@ def test_rollouts(name):
     policy = policy_for(env)
     batch = env.rollout(4, policy)
     members = TeamSpec.from_env(env).groups["agents"].members
-    for action, member in zip(actions(batch), members, strict=True):
+    for action, member in zip(list_actions(batch), members, strict=True):
         assert action.shape == (3, 4, *member["action"].shape)
         assert (action.abs() <= 1).all()
     found = policy.log_prob(batch)
@@ -102,7 +104,7 @@ def test_rollout_collector_and_replay_buffer(name):
         buffer.extend(batch.reshape(-1))
     sample = buffer.sample()
     again = policy(sample.clone())
-    assert [x.shape for x in actions(again)] == [x.shape for x in actions(sample)]
+    assert [x.shape for x in list_actions(again)] == [x.shape for x in list_actions(sample)]
 
 
 @pytest.mark.parametrize("name", ["world_comm", "tag"])
@@ -134,7 +136,7 @@ def test_torchrl_environment_with_exclusive_keys():
     )
     env = HeterogeneousCountingEnv()
     check_env_specs(env)
-    assert [x.shape for x in actions(env.rollout(3, policy), ("lazy", "action"))] == [
+    assert [x.shape for x in list_actions(env.rollout(3, policy), ("lazy", "action"))] == [
         (3, 3), (3, 2), (3, 2)
     ]  # fmt: skip
     for collector in (Collector, RolloutCollector):

@@ -2,7 +2,15 @@
 
 import pytest
 import torch
-from routed import ACTION, OBSERVATION, actions, assert_actions, by_hand, observed, policy_of
+from routed import (
+    ACTION,
+    OBSERVATION,
+    actions_one_by_one,
+    assert_actions,
+    list_actions,
+    make_policy,
+    random_lazy_group,
+)
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -14,23 +22,27 @@ from torchrl_marl.contrib import RoutedSequential
 
 # ------------------------------------------------------------------------- errors in the first call
 
-DRONE, ROVER = policy_of(5, 4), policy_of(3, 2)
+DRONE, ROVER = make_policy(5, 4), make_policy(3, 2)
 REFUSED = {
     "left out": (lambda: [DRONE], [5, 3, 3], "no module .* agents 1, 2 of group 'agents'.*observ"),
     "left out by routes": (lambda: [(DRONE, [0])], [5, 5], "no module .* agent 1 of group"),
     "no action": (
-        lambda: [DRONE, policy_of(3, 2, out="hidden")],
+        lambda: [DRONE, make_policy(3, 2, out_key="hidden")],
         [5, 3],
         "agent 1 of group 'agents' got hidden but no .'agents', 'action'.",
     ),
     "on nobody": (
-        lambda: [DRONE, policy_of(4, 2, "camera")],
+        lambda: [DRONE, make_policy(4, 2, "camera")],
         [5, 5],
         "module 1 reads .*camera.*, which no agent .* has: .*observation",
     ),
-    "both": (lambda: [DRONE, policy_of(5, 4)], [5, 5], "modules 0 and 1 both write .* agents 0, 1"),
+    "both": (
+        lambda: [DRONE, make_policy(5, 4)],
+        [5, 5],
+        "modules 0 and 1 both write .* agents 0, 1",
+    ),
     "overlap": (
-        lambda: [(DRONE, [0, 1]), (policy_of(5, 4), [1, 2])],
+        lambda: [(DRONE, [0, 1]), (make_policy(5, 4), [1, 2])],
         [5, 5, 5],
         "modules 0 and 1 both write .* for agent 1 of",
     ),
@@ -40,19 +52,19 @@ REFUSED = {
         r"module 0 .* different shapes, found .*\[5\] for agents \[0\] and \[3\] for agents \[1\]",
     ),
     "another width": (
-        lambda: [policy_of(4, 2)],
+        lambda: [make_policy(4, 2)],
         [5, 3],
         "its first layer takes 4 features.*give it a route",
     ),
     "shapes on a route": (lambda: [(DRONE, [0, 1])], [5, 3], "different shapes"),
     "lacking key": (
-        lambda: [(policy_of(5, 4, "camera"), [0]), (ROVER, [1])],
+        lambda: [(make_policy(5, 4, "camera"), [0]), (ROVER, [1])],
         [5, 3],
         "module 0 reads .*camera.*, but agent 0 .* on its route: .* has observation",
     ),
     "beyond": (lambda: [(DRONE, [0, 2])], [5, 5], r"route to agents \[2\] .* expected 0 to 1"),
     "no group": (
-        lambda: [(policy_of(5, 4, path=("team",)), [0])],
+        lambda: [(make_policy(5, 4, path=("team",)), [0])],
         [5],
         r"module 0 has a route, but no group: found \['agents'\]",
     ),
@@ -70,7 +82,7 @@ REFUSED = {
 def test_invalid_routes_raise_in_first_call(case):
     make, widths, message = REFUSED[case]
     policy = RoutedSequential(*make())
-    td = observed(widths, 7)
+    td = random_lazy_group(widths, 7)
     with pytest.raises(ValueError, match=message) as caught:
         policy(td)
     assert len(str(caught.value)) < 400 and "\n" not in str(caught.value)
@@ -79,9 +91,9 @@ def test_invalid_routes_raise_in_first_call(case):
 
 
 def test_errors_inside_a_module_name_module_and_agents():
-    policy = RoutedSequential((policy_of(4, 2), [0, 1]), (ROVER, [2]))
+    policy = RoutedSequential((make_policy(4, 2), [0, 1]), (ROVER, [2]))
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as caught:
-        policy(observed([5, 5, 3], 7))
+        policy(random_lazy_group([5, 5, 3], 7))
     assert "In module 0, for agents 0, 1 of group 'agents'." in caught.value.__notes__
 
 
@@ -96,7 +108,7 @@ def test_outputs_without_one_row_per_agent_raise():
 
 def test_missing_key_raises_key_error():
     with pytest.raises(KeyError):
-        RoutedSequential(policy_of(5, 2))(TensorDict({"other": torch.zeros(7)}, [7]))
+        RoutedSequential(make_policy(5, 2))(TensorDict({"other": torch.zeros(7)}, [7]))
 
 
 @pytest.mark.parametrize("agents", [[], [0, 0], [-1]])
@@ -106,8 +118,8 @@ def test_invalid_agent_numbers_of_routes_raise(agents):
 
 
 def test_partial_tolerant_skips_agents_without_a_module():
-    camera = policy_of(4, 2, "camera")
-    td = observed([5, 3], 7)
+    camera = make_policy(4, 2, "camera")
+    td = random_lazy_group([5, 3], 7)
     RoutedSequential(DRONE, camera, partial_tolerant=True)(td)
     assert ["action" in row.keys() for row in td["agents"].tensordicts] == [True, False]
 
@@ -125,8 +137,8 @@ def team_of(exclusive=False):
 
 
 def test_routes_by_agent_name():
-    drone, rover = policy_of(5, 3), policy_of(4, 2)
-    td = observed([5, 5, 4, 4, 4], 7)
+    drone, rover = make_policy(5, 3), make_policy(4, 2)
+    td = random_lazy_group([5, 5, 4, 4, 4], 7)
     for group in (team_of(), team_of().groups["agents"]):
         for routes in (
             ("drone_*", "rover_*"),
@@ -136,34 +148,34 @@ def test_routes_by_agent_name():
         ):
             policy = RoutedSequential((drone, routes[0]), (rover, routes[1]), group=group)
             found = policy(td.clone())
-            assert_actions(found, by_hand(found, [drone] * 2 + [rover] * 3))
+            assert_actions(found, actions_one_by_one(found, [drone] * 2 + [rover] * 3))
     assert RoutedSequential((drone, "*"), group=team_of(), partial_tolerant=True)
 
 
 SPEC_REFUSED = {
     "unknown name": (
-        lambda: [(policy_of(5, 3), "tank_0")],
+        lambda: [(make_policy(5, 3), "tank_0")],
         "expected agents of .*drone_0, drone_1",
     ),
-    "beyond": (lambda: [(policy_of(5, 3), [7])], "expected different agents from 0 to 4"),
-    "left out": (lambda: [policy_of(5, 3)], "agents rover_0, rover_1, rover_2 of group 'agents'"),
+    "beyond": (lambda: [(make_policy(5, 3), [7])], "expected different agents from 0 to 4"),
+    "left out": (lambda: [make_policy(5, 3)], "agents rover_0, rover_1, rover_2 of group 'agents'"),
     "left out by a route": (
-        lambda: [(policy_of(5, 3), "drone_*"), (policy_of(4, 2), ["rover_0"])],
+        lambda: [(make_policy(5, 3), "drone_*"), (make_policy(4, 2), ["rover_0"])],
         "no module .* agents rover_1, rover_2 of group 'agents'",
     ),
     "no action": (
-        lambda: [policy_of(5, 3), policy_of(4, 2, out="hidden")],
+        lambda: [make_policy(5, 3), make_policy(4, 2, out_key="hidden")],
         "agents rover_0, .* got hidden but no",
     ),
     "on nobody": (
-        lambda: [policy_of(5, 3), policy_of(4, 2, "lidarr")],
+        lambda: [make_policy(5, 3), make_policy(4, 2, "lidarr")],
         "module 1 reads .*lidarr.*which no agent of group 'agents' has: agent drone_0 .*observ",
     ),
     "both": (
-        lambda: [policy_of(5, 3), policy_of(5, 3), policy_of(4, 2)],
+        lambda: [make_policy(5, 3), make_policy(5, 3), make_policy(4, 2)],
         "modules 0 and 1 both write .* agents drone_0, drone_1",
     ),
-    "other widths": (lambda: [policy_of(6, 3), policy_of(4, 2)], "takes 6 features"),
+    "other widths": (lambda: [make_policy(6, 3), make_policy(4, 2)], "takes 6 features"),
 }
 
 
@@ -178,21 +190,21 @@ def test_invalid_routes_raise_in_constructor_with_specs(case):
 def test_names_without_specs_and_wrong_agent_count_raise():
     with pytest.raises(ValueError, match="'drone_0', but only specs know names"):
         RoutedSequential((DRONE, "drone_0"))
-    policy = RoutedSequential(policy_of(5, 3), policy_of(4, 2), group=team_of())
+    policy = RoutedSequential(make_policy(5, 3), make_policy(4, 2), group=team_of())
     with pytest.raises(ValueError, match="group 'agents' has 2 agents, but its specs 5"):
-        policy(observed([5, 4], 7))
+        policy(random_lazy_group([5, 4], 7))
 
 
 def test_specs_are_checked_as_far_as_shapes_are_known():
     """Widths between modules are not known before the first call."""
-    encoders = policy_of(5, 6, out="hidden"), policy_of(4, 7, out="hidden")
-    heads = policy_of(6, 3, "hidden"), policy_of(7, 2, "hidden")
+    encoders = make_policy(5, 6, out_key="hidden"), make_policy(4, 7, out_key="hidden")
+    heads = make_policy(6, 3, "hidden"), make_policy(7, 2, "hidden")
     policy = RoutedSequential(*encoders, *heads, group=team_of())
-    td = policy(observed([5, 5, 4, 4, 4], 7))
-    assert [x.shape[-1] for x in actions(td)] == [3, 3, 2, 2, 2]
+    td = policy(random_lazy_group([5, 5, 4, 4, 4], 7))
+    assert [x.shape[-1] for x in list_actions(td)] == [3, 3, 2, 2, 2]
     same = AgentSpec("car", 2, Unbounded((5,)), CategoricalSpec(3))
     group = TeamSpec([same]).groups["car"]
-    one = policy_of(5, 3, path=("car",))
+    one = make_policy(5, 3, path=("car",))
     assert RoutedSequential(one, group=group)
     with pytest.raises(ValueError, match="agent car_1 of group 'car'"):
         RoutedSequential((one, [0]), group=group)

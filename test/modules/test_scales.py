@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from exported import played_alone
+from exported import check_players_alone
 from shared_networks import SETTINGS
 from tensordict import TensorDict
 from torchrl.data import Bounded, Categorical, Unbounded
@@ -159,7 +159,7 @@ def test_scales_do_not_depend_on_the_memory():
 @pytest.mark.parametrize("way", ["full", "none", "trunk"])
 def test_exported_agents_act_the_same(way):
     env = Arena(2, n_agents=4, continuous_actions=True, max_steps=12, seed=0)
-    found = played_alone(env, make_actor, config=config_of(way, initial_scale=0.4))
+    found = check_players_alone(env, make_actor, config=config_of(way, initial_scale=0.4))
     assert (found.differ, found.largest < 1e-5) == (0, True)
 
 

@@ -7,7 +7,7 @@ import torch
 from ppo_losses import make_networks
 from samples import POISON, assert_same
 from support.samples import make_batch, make_group, make_observed
-from support.tiers import first
+from support.tiers import first_tier_cases
 from torchrl.data import Bounded, MultiCategorical, MultiOneHot, Unbounded
 from torchrl.envs.utils import ExplorationType, check_env_specs, set_exploration_type
 
@@ -236,7 +236,9 @@ def parameters_of(policy):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("algorithm", first(["mappo"], ["mappo", "ippo", "happo"], "runs"))
+@pytest.mark.parametrize(
+    "algorithm", first_tier_cases(["mappo"], ["mappo", "ippo", "happo"], "runs")
+)
 def test_captured_training_equals_eager(algorithm, kind, tmp_path):
     parameters = []
     for execution in ("eager", "trace"):

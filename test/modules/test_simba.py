@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 from learner_twins import EXACT, assert_same_learning
-from pictures import lively, picture_group
-from support.tiers import later
+from pictures import picture_group, randomize_parameters
+from support.tiers import second_tier_cases
 from torch import nn
 from torchrl.data import Unbounded
 
@@ -66,7 +66,7 @@ def layers_of(network):
 
 def test_equals_the_network_of_the_paper():
     network, plain = make_simba(Features(5), 3, NetworkConfig([8, 8]), gain=1.0), Plain(5, 8, 2, 3)
-    lively(network)
+    randomize_parameters(network)
     for own, theirs in zip(layers_of(network), plain.layers(), strict=True):
         theirs.load_state_dict(own.state_dict())
     x = torch.randn(7, 5)
@@ -126,7 +126,7 @@ def test_every_kind_of_sharing(sharing):
     index = [0, 1, 0] if sharing == "index" else None
     config = NetworkConfig(**SIMBA, sharing=sharing, sharing_index=index)
     network = share(make_simba, [Features(5)] * 3, [2] * 3, [0, 0, 1], config, gain=1.0)
-    lively(network)
+    randomize_parameters(network)
     features = torch.randn(7, 3, 5)
     expected = features
     for step in network:
@@ -143,7 +143,9 @@ def test_every_kind_of_sharing(sharing):
 def test_agents_of_different_widths():
     config = NetworkConfig(**SIMBA, sharing="none")
     inputs = [Features(5), Features(5), Features(3)]
-    network = lively(share(make_simba, inputs, [2, 2, 1], [0, 0, 1], config, gain=1.0))
+    network = randomize_parameters(
+        share(make_simba, inputs, [2, 2, 1], [0, 0, 1], config, gain=1.0)
+    )
     features = torch.randn(7, 3, 5)
     other = features.clone()
     other[:, 2, 3:] = torch.nan  # padding
@@ -209,7 +211,7 @@ def trained(case, execution):
 
 
 @pytest.mark.parametrize(
-    "case", ["mappo", *later("compiled", *(case for case in CASES if case != "mappo"))]
+    "case", ["mappo", *second_tier_cases("compiled", *(case for case in CASES if case != "mappo"))]
 )
 def test_captured_updates_equal_eager_ones(case):
     assert_same_learning(*(trained(case, how) for how in ("eager", "trace")), **EXACT)

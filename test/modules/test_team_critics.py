@@ -9,10 +9,10 @@ from mixed_teams import (
     H,
     config_with,
     joined_of,
-    lively,
     mlp_size,
     n_parameters,
-    observed,
+    random_inputs,
+    randomize_parameters,
     size_of,
 )
 from samples import POISON, assert_same, make_group
@@ -33,7 +33,7 @@ def central(team, group, config=None, sees="team", **kwargs):
     critic = make_critic(
         group, config or CriticConfig([H]), centralized=centralized, team=seen, **kwargs
     )
-    return lively(critic), seen
+    return randomize_parameters(critic), seen
 
 
 def values_of(critic, seen, group, td):
@@ -59,7 +59,7 @@ def can_see(architecture, sees, alone, **others):
 def test_observations_that_values_depend_on(architecture, sees, alone):
     """Checked by gradients; with ``alone`` the groups have separate critics."""
     team = make_team("two")
-    td = observed(team, 4, alive=2.0)
+    td = random_inputs(team, 4, alive=2.0)
     groups = list(team.groups.values()) if alone else [joined_of(team)]
     names = [name for name, (n, _, _) in zip(team.groups, KINDS.values()) for _ in range(n)]
     agents = [i for n, _, _ in KINDS.values() for i in range(n)]
@@ -102,7 +102,7 @@ def test_observations_that_values_depend_on(architecture, sees, alone):
 def test_order_within_a_kind_and_dead_agents(architecture, value_per, alone, norm):
     team = make_team("two")
     groups = list(team.groups.values()) if alone else [joined_of(team)]
-    td = observed(team, 32)
+    td = random_inputs(team, 32)
     order = [2, 0, 1]
     permuted = td.clone()
     permuted["mice"] = td["mice"][:, order]
@@ -150,12 +150,12 @@ def test_order_within_a_kind_and_dead_agents(architecture, value_per, alone, nor
 def test_value_per_team(architecture, sees, sharing, alone):
     """Equal for all agents of a group, different between groups."""
     team = make_team("two")
-    td = observed(team, 16, alive=2.0)
+    td = random_inputs(team, 16, alive=2.0)
     config = CriticConfig([H], architecture=architecture, value_per="team", sharing=sharing)
     rows = []
     for i, group in enumerate(team.groups.values() if alone else [joined_of(team)]):
         critic, seen = central(team, group, config, sees)
-        lively(critic, seed=i)
+        randomize_parameters(critic, seed=i)
         value = values_of(critic, seen, group, td)[..., 0]
         assert value.shape == (16, group.n_agents)
         parts = torch.tensor(group.group_index)
@@ -199,7 +199,7 @@ def test_values_of_an_mlp_by_hand(layout):
     team = make_team(layout)
     group = joined_of(team)
     critic, _ = central(team, group, sees="observations")
-    td = observed(team, 6)
+    td = random_inputs(team, 6)
     value = values_of(critic, None, group, td)
     weights = list(critic.parameters())
     rows = []
@@ -220,7 +220,7 @@ def test_critic_of_some_groups_returns_their_values(architecture):
     group = join((cats, mice))
     critic, seen = central(team, group, CriticConfig([H], architecture=architecture))
     assert seen.name == "cats+herd+mice"
-    td = observed(team, 8, alive=2.0)
+    td = random_inputs(team, 8, alive=2.0)
     value = values_of(critic, seen, group, td)
     assert value.shape == (8, 5, 1)
     for name, place in (("cats", slice(0, 2)), ("mice", slice(2, 5))):
@@ -263,7 +263,7 @@ def test_agents_with_different_observation_keys():
         for row in rows
     ]
     for sharing in SHARINGS:
-        actor = lively(make_actor(group, config_with(sharing, 3)))
+        actor = randomize_parameters(make_actor(group, config_with(sharing, 3)))
         size = size_of(sharing, 6, 4, 3, 2)
         assert n_parameters(actor) == size
         with set_exploration_type(ExplorationType.DETERMINISTIC), torch.no_grad():
@@ -272,7 +272,7 @@ def test_agents_with_different_observation_keys():
             one, two, three = (out["animals"][..., i]["action"] for out in outputs)
             assert_same(one, two)
             assert_same(one, three)
-    critic = lively(make_critic(group, CriticConfig([H])))
+    critic = randomize_parameters(make_critic(group, CriticConfig([H])))
     w1, b1, w2, b2 = critic.parameters()
     value = torch.tanh(torch.cat(flat, -1) @ w1.T + b1) @ w2.T + b2
     for given in (dense, poisoned):

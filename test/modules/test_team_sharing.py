@@ -8,10 +8,10 @@ from mixed_teams import (
     SHARINGS,
     config_with,
     joined_of,
-    lively,
     mlp_size,
     n_parameters,
-    observed,
+    random_inputs,
+    randomize_parameters,
     size_of,
 )
 from torchrl.data import Bounded, Unbounded
@@ -31,7 +31,7 @@ def group_of(layout):
 
 
 def data_of(team, group, *batch, alive=2.0):
-    td = observed(team, *batch, alive=alive)
+    td = random_inputs(team, *batch, alive=alive)
     return td if group.name in team.groups else td.update(group.gather(td))
 
 
@@ -42,7 +42,7 @@ LAYOUTS = ("single", "one", "two", "three")
 @pytest.mark.parametrize("sharing", SHARINGS)
 def test_sharing_of_actors(layout, sharing):
     team, group, n_kinds = group_of(layout)
-    actor = lively(make_actor(group, config_with(sharing, group.n_agents)))
+    actor = randomize_parameters(make_actor(group, config_with(sharing, group.n_agents)))
     outputs = 2 * group.action_dim
     wanted = size_of(sharing, group.observation_dim, outputs, group.n_agents, n_kinds)
     assert n_parameters(actor) == wanted
@@ -87,7 +87,7 @@ def assert_reach(module, reached, sharing, same_kind):
 def test_sharing_of_local_critics(layout, sharing):
     team, group, n_kinds = group_of(layout)
     config = config_with(sharing, group.n_agents, CriticConfig)
-    critic = lively(make_critic(group, config, centralized=False))
+    critic = randomize_parameters(make_critic(group, config, centralized=False))
     wanted = size_of(sharing, group.observation_dim, 1, group.n_agents, n_kinds)
     assert n_parameters(critic) == wanted
     value = critic(data_of(team, group, 16))[group.key("state_value")]
@@ -108,7 +108,7 @@ def test_sharing_of_central_critics(layout, sharing, sees):
     config = config_with(sharing, group.n_agents, CriticConfig)
     seen = joined_of(team, same_actions=False) if sees == "team" else None
     centralized = "state" if sees == "state" else True
-    critic = lively(make_critic(group, config, centralized=centralized, team=seen))
+    critic = randomize_parameters(make_critic(group, config, centralized=centralized, team=seen))
     widths = {
         "state": [7] * len(group.groups),
         "team": [sum(joined_of(team).observation_dims)] * len(group.groups),
@@ -125,7 +125,7 @@ def test_sharing_of_central_critics(layout, sharing, sees):
     assert n_parameters(critic) == wanted
     td = data_of(team, group, 16)
     if seen is not None and seen is not group:
-        td[seen.name] = seen.gather(observed(team, 16, alive=2.0))[seen.name]
+        td[seen.name] = seen.gather(random_inputs(team, 16, alive=2.0))[seen.name]
     value = critic(td)[group.key("state_value")]
     assert value.shape == (16, group.n_agents, 1)
     if sharing in ("none", "group", "full"):

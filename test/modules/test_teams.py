@@ -4,7 +4,7 @@ import pytest
 import torch
 from cover import pairwise
 from meadow import KINDS, make_team
-from mixed_teams import H, joined_of, lively, observed
+from mixed_teams import H, joined_of, random_inputs, randomize_parameters
 from samples import DISCRETE, assert_same, make_group
 from tensordict import LazyStackedTensorDict, TensorDict
 from torchrl.envs.utils import ExplorationType, set_exploration_type
@@ -29,7 +29,7 @@ def lazily(team, td):
 def actor_of(team, config=None):
     """An actor for all groups of a team, and the group whose names it uses."""
     group = joined_of(team)
-    actor = lively(make_actor(group, config or NetworkConfig([H])))
+    actor = randomize_parameters(make_actor(group, config or NetworkConfig([H])))
     return (JoinedActor(actor, group) if len(team.groups) > 1 else actor), group
 
 
@@ -40,7 +40,7 @@ def actor_of(team, config=None):
 def test_lazy_and_dense_inputs_give_equal_outputs(layout, kind, batch):
     team = make_team(layout, kind, kind in DISCRETE)
     actor, _ = actor_of(team)
-    td = observed(team, *batch)
+    td = random_inputs(team, *batch)
     lazy = lazily(team, td)
     outputs = []
     for given in (td, lazy):
@@ -68,7 +68,7 @@ def test_log_probabilities_equal_those_of_separate_actors(layout, kind):
     team = make_team(layout, kind, kind in DISCRETE)
     actor, joined = actor_of(team)
     padded = actor if layout == "one" else actor.actor
-    td = observed(team, 6)
+    td = random_inputs(team, 6)
     with torch.no_grad():
         whole = actor(td.clone())
     if layout == "two":
@@ -130,7 +130,7 @@ def test_padding_of_action_masks_has_no_effect(kind):
     team = make_team("one", kind, True)
     (group,) = team.groups.values()
     actors = [actor_of(team)[0], RandomActor(group)]
-    td = observed(team, 50, alive=2.0)
+    td = random_inputs(team, 50, alive=2.0)
     td["herd", "action_mask"] = torch.zeros_like(td["herd", "action_mask"])
     other = td.clone()
     other["herd", "action_mask"] = (~group.action_padding).expand(50, 5, 4).clone()
@@ -150,7 +150,7 @@ def test_padding_of_action_masks_has_no_effect(kind):
 def test_random_actions(layout, kind):
     """Inside their specs, legal, and the same for dense and lazy groups."""
     team = make_team(layout, kind, kind in DISCRETE)
-    td = observed(team, 200)
+    td = random_inputs(team, 200)
     for name, group in team.groups.items():
         actor = RandomActor(group)
         drawn = []
@@ -182,7 +182,7 @@ def test_data_that_mismatch_the_specs_raise(layout):
     team = make_team(layout, "categorical", True)
     actor, _ = actor_of(team)
     name, n, o, a = ("herd", 5, 6, 4) if layout == "one" else ("mice", 3, 6, 4)
-    td = observed(team, 8)
+    td = random_inputs(team, 8)
     cases = {
         "observation": [
             (torch.zeros(8, n, o - 1), rf"\(8, {n}, {o - 1}\), expected \(\*batch, {n}, {o}\)"),
@@ -215,7 +215,7 @@ def test_data_that_mismatch_the_specs_raise(layout):
 @pytest.mark.parametrize("joined", [True, False])
 def test_unequal_agents_in_a_homogeneous_group_raise(joined):
     team = make_team("two")
-    td = observed(team, 4)
+    td = random_inputs(team, 4)
     rows = [{"observation": torch.zeros(4, o), "mask": torch.ones(4).bool()} for o in (4, 3)]
     td["cats"] = LazyStackedTensorDict(*(TensorDict(row, [4]) for row in rows), stack_dim=1)
     actor = actor_of(team)[0] if joined else make_actor(team.groups["cats"])
@@ -229,7 +229,7 @@ def test_unequal_agents_in_a_homogeneous_group_raise(joined):
 def test_deterministic_actions_of_a_joined_actor():
     team = make_team("two")
     actor, _ = actor_of(team)
-    td = observed(team, 4)
+    td = random_inputs(team, 4)
     with set_exploration_type(ExplorationType.DETERMINISTIC), torch.no_grad():
         one, other = actor(td.clone()), actor(td.clone())
     for name in team.groups:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from echo import Echo
-from lives import Lives, Plain
+from lives import EpisodeLists, Lives
 from samples import POISON, assert_same, poisoned
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
@@ -48,7 +48,7 @@ class Played:
             if learns:
                 batch[name, "learns"] = rows[:, None, own].expand(-1, steps, -1).clone()
             first += n
-        self.plain = Plain(self.whole, "car", teams, rows.tolist())
+        self.plain = EpisodeLists(self.whole, "car", teams, rows.tolist())
         block, self.batch = Block(groups, acted=("action",)), batch
         self.parts = [block.gather(part) for part in batch.split(list(PARTS), 1)]
         [self.group] = block.joined.values()
@@ -99,7 +99,7 @@ class Reference:
 
     def next_value(self, e, t, i):
         plain = self.plain
-        seen = [plain.follows(e, t, j) for j in range(plain.n_agents)]
+        seen = [plain.next_step_is_readable(e, t, j) for j in range(plain.n_agents)]
         over = plain.ends["done"][1][e][t]
         alive = [s or (a and not o) for s, a, o in zip(seen, plain.alive[e][t], over)]
         if self.respawns and not any(alive[j] for j in plain.team(i)):
@@ -108,7 +108,7 @@ class Reference:
 
     def delta(self, e, t, i):
         then = 0.0 if self.terminated[e][t] else self.next_value(e, t, i)
-        return self.plain.earned(e, t, i) + GAMMA * then - self.value(e, t, i)
+        return self.plain.reward_of(e, t, i) + GAMMA * then - self.value(e, t, i)
 
     def goes_on(self, e, t):
         return not self.done[e][t] and t + 1 < BEHIND[t]
@@ -155,7 +155,7 @@ def test_agent_gae_equals_plain_sums(layout, seed, respawns):
                 then, later = (0.0 if terminated[e][s][i] else own.then[e][s][i]), 0.0
                 break
             if s + 1 == BEHIND[t]:
-                if not plain.follows(e, s, i):
+                if not plain.next_step_is_readable(e, s, i):
                     return None
                 then, later = own.then[e][s][i], 0.0
                 break
@@ -224,7 +224,7 @@ def test_alive_and_bootstrap_flags_continue_across_batches(layout):
     alive = torch.cat([alive_in(group, data) for data in played.parts], 1)
     assert torch.equal(alive, torch.tensor(plain.alive))
     follows = torch.cat([bootstraps_in(group, data) for data in played.parts], 1)
-    assert torch.equal(follows, played.everywhere(plain.follows))
+    assert torch.equal(follows, played.everywhere(plain.next_step_is_readable))
 
 
 def test_population_members_have_separate_flags():
@@ -236,7 +236,9 @@ def test_population_members_have_separate_flags():
         found.append(unfold(alive_in(group, data), 2, 2))
         follows = unfold(bootstraps_in(group, data), 2, 2)
     assert torch.equal(torch.cat(found, 1), torch.tensor(played.plain.alive))
-    assert torch.equal(follows, played.everywhere(played.plain.follows)[:, -PARTS[-1] :])
+    assert torch.equal(
+        follows, played.everywhere(played.plain.next_step_is_readable)[:, -PARTS[-1] :]
+    )
 
 
 @pytest.mark.parametrize("respawns", [False, True])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from rank_cases import Case, alone
+from rank_cases import Case, train_alone
 from tensordict import TensorDict
 from torchrl.modules import TanhNormal
 
@@ -13,7 +13,7 @@ from torchrl_marl.runtime.ranks import SingleProcess
 @pytest.mark.parametrize("layout", ["one", "two"])
 def test_losses_of_parts_add_up_to_the_whole(layout):
     case = Case(layout, iterations=1, actions="unbounded", settings={"clip_value": True})
-    (batch,), (learner,), _, _ = alone(case)
+    (batch,), (learner,), _, _ = train_alone(case)
     (loss,) = learner.losses.values()
     data = learner.block.gather(batch)
     learner.add_targets(data)

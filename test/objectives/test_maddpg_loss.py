@@ -8,13 +8,13 @@ import torch
 from off_policy_losses import (
     assert_order_changes_nothing,
     assert_poison_changes_no_bit,
-    cats_and_mice,
     gradients_of,
+    join_groups_and_batch,
     load_rows,
-    one_step_of_two,
+    one_step_of_two_agents,
+    random_steps,
     rows_moved,
-    side_by_side,
-    steps,
+    two_groups_and_batch,
 )
 from samples import DISCRETE, make_group
 from tensordict.nn import TensorDictModule, TensorDictSequential
@@ -60,7 +60,7 @@ class TestReduction:
     def setup_method(self):
         torch.manual_seed(0)
         self.group = make_group(n=1, mask=False)
-        self.td = steps(self.group, 16)
+        self.td = random_steps(self.group, 16)
         self.keys = {
             key: self.group.key(key)
             for key in ("state_action_value", "reward", "done", "terminated")
@@ -177,7 +177,7 @@ class TestByHand:
         )
 
     def batch(self, **settings):
-        return one_step_of_two([[3.0], [1.0]], **settings)
+        return one_step_of_two_agents([[3.0], [1.0]], **settings)
 
     def test_values_and_targets(self):
         # Q = 1 + 2 + 3 + 10 = 16 and 48; next actions 1 and 2: 2 + 4 + 1 + 20 = 27 and 81.
@@ -231,8 +231,8 @@ class TestByHand:
         torch.testing.assert_close(self.loss()(td)["target_value"], targets.mean())
         # Two rows of TorchRL's ``MultiStep``, whose numbers of steps have no last dim.
         td["next", "reward"] = td["next", "car", "reward"].mean(-2)
-        steps = torch.stack([td.exclude("steps_to_next_obs")] * 2, 1)
-        rows = MultiStep(gamma=0.5, n_steps=2)(steps).reshape(-1)
+        stacked_steps = torch.stack([td.exclude("steps_to_next_obs")] * 2, 1)
+        rows = MultiStep(gamma=0.5, n_steps=2)(stacked_steps).reshape(-1)
         assert rows["steps_to_next_obs"].tolist() == [2, 1]
         targets = torch.tensor([1 + 0.25 * 27, 5 + 0.25 * 81, 1 + 0.5 * 27, 5 + 0.5 * 81])
         torch.testing.assert_close(self.loss()(rows)["target_value"], targets.mean())
@@ -265,7 +265,7 @@ def test_values_of_masked_agents_have_no_effect_bitwise(kind, bootstrap, central
         actor, critic, group=group, bootstrap=bootstrap, policy_noise=0.2, saturation_coeff=0.1,
         functional=False,
     )  # fmt: skip
-    found = assert_poison_changes_no_bit(gradients, loss, steps(group, 32))
+    found = assert_poison_changes_no_bit(gradients, loss, random_steps(group, 32))
     assert sum(bool((g != 0).any()) for g in found) > 8
 
 
@@ -280,7 +280,7 @@ def test_permuted_agents(order, architecture):
     actor = make_deterministic_actor(group, SMALL)
     critic = make_action_critic(group, config, centralized=architecture == "set")
     loss = MADDPGLoss(actor, critic, group=group, functional=False)
-    assert_order_changes_nothing(loss, steps(group, 16), order)
+    assert_order_changes_nothing(loss, random_steps(group, 16), order)
 
 
 @pytest.mark.parametrize("bootstrap", ["team", "agent"])
@@ -288,8 +288,8 @@ def test_permuted_agents(order, architecture):
 def test_joined_groups_equal_separate_losses_and_gradients(bootstrap, kind):
     """Two groups of different sizes side by side; critics read their own group's agents."""
     torch.manual_seed(0)
-    groups, td = cats_and_mice(kind, (2, 3), 16, seed=1)
-    joined, together = side_by_side(groups, td)
+    groups, td = two_groups_and_batch(kind, (2, 3), 16, seed=1)
+    joined, together = join_groups_and_batch(groups, td)
     settings = {"bootstrap": bootstrap, "functional": False, "saturation_coeff": 0.1}
     actor, critic = networks(joined, n_critics=2)
     both = MADDPGLoss(actor, critic, group=joined, actor_gradient=whose(bootstrap), **settings)
@@ -321,8 +321,8 @@ def whose(bootstrap):
 def test_gradients_do_not_cross_groups():
     """With a critic of both groups, each group's actions raise its own values only."""
     torch.manual_seed(0)
-    groups, td = cats_and_mice("bounded", (2, 1), 8, alive=1.1)
-    joined, together = side_by_side(groups, td)
+    groups, td = two_groups_and_batch("bounded", (2, 1), 8, alive=1.1)
+    joined, together = join_groups_and_batch(groups, td)
     actor, critic = networks(joined, team=join(groups, same_actions=False))
     loss = MADDPGLoss(actor, critic, group=joined, functional=False)
     terms = loss(together)
@@ -339,7 +339,7 @@ def test_illegal_actions_are_never_drawn_and_get_no_gradient():
     group = make_group("categorical", action_mask=True)
     actor, critic = networks(group)
     loss = MADDPGLoss(actor, critic, group=group, functional=False)
-    td = steps(group, 64, alive=1.1)
+    td = random_steps(group, 64, alive=1.1)
     drawn, _ = loss._policy_actions(td)
     legal = td["car", "action_mask"] | ~td["car", "action_mask"].any(-1, keepdim=True)
     assert torch.equal(drawn.detach().sum(-1).round(), torch.ones(64, 3))
@@ -351,7 +351,7 @@ def test_saturation_is_the_share_of_nearly_certain_choices(masked):
     """Illegal actions and the alternatives of a certain choice do not count."""
     group = make_group("categorical", action_mask=masked)
     actor, critic = networks(group)
-    td = steps(group, 64, alive=1.1)
+    td = random_steps(group, 64, alive=1.1)
     if masked:
         td["car", "action_mask"][..., :2] = True
         td["car", "action_mask"][..., 2:] = False
@@ -378,7 +378,7 @@ def test_stored_actions_get_no_gradient():
     group = make_group()
     actor, critic = networks(group)
     loss = MADDPGLoss(actor, critic, group=group, functional=False)
-    td = actor(steps(group, 6))
+    td = actor(random_steps(group, 6))
     assert td["car", "action"].requires_grad
     found = torch.autograd.grad(loss(td)["loss_value"], list(actor.parameters()), allow_unused=True)
     assert found == (None,) * len(found)

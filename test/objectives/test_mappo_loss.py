@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torchrl.objectives
-from ppo_losses import LOSSES, by_hand, hand_batch, make_networks
+from ppo_losses import LOSSES, make_hand_batch, make_hand_case, make_networks
 from samples import make_batch, make_group, make_trajectory
 from torch import nn
 from torchrl.modules import TanhNormal
@@ -18,8 +18,8 @@ from torchrl_marl.objectives.ppo import entropy_of
 
 
 def test_objective_and_metrics_by_hand():
-    _, loss = by_hand(clip_epsilon=0.2)
-    out = loss(hand_batch())
+    _, loss = make_hand_case(clip_epsilon=0.2)
+    out = loss(make_hand_batch())
     # min(2 * 1, 1.2 * 1) = 1.2; min(0.5 * -1, 0.8 * -1) = -0.8
     assert out["loss_objective"].item() == pytest.approx(-(1.2 - 0.8) / 2)
     assert out["loss_entropy"].item() == pytest.approx(-0.1 * math.log(2))
@@ -36,8 +36,8 @@ def test_objective_and_metrics_by_hand():
 
 
 def test_masked_objective_and_metrics_by_hand():
-    _, loss = by_hand(clip_epsilon=0.2)
-    out = loss(hand_batch((True, False)))
+    _, loss = make_hand_case(clip_epsilon=0.2)
+    out = loss(make_hand_batch((True, False)))
     assert out["loss_objective"].item() == pytest.approx(-1.2)
     assert out["loss_critic"].item() == pytest.approx(2.0)
     assert out["loss_entropy"].item() == pytest.approx(-0.1 * math.log(2))
@@ -58,13 +58,13 @@ def test_masked_objective_and_metrics_by_hand():
     ],
 )
 def test_critic_losses_by_hand(kind, delta, expected):
-    _, loss = by_hand(loss_critic_type=kind, huber_delta=delta, critic_coeff=0.5)
-    assert loss(hand_batch())["loss_critic"].item() == pytest.approx(0.5 * expected)
+    _, loss = make_hand_case(loss_critic_type=kind, huber_delta=delta, critic_coeff=0.5)
+    assert loss(make_hand_batch())["loss_critic"].item() == pytest.approx(0.5 * expected)
 
 
 def test_clipped_value_by_hand():
-    _, loss = by_hand(loss_critic_type="l2", clip_value=0.2)
-    out = loss(hand_batch())
+    _, loss = make_hand_case(loss_critic_type="l2", clip_value=0.2)
+    out = loss(make_hand_batch())
     # 3 is within 0.2 of 2.9: 4. Of 1 it is not: max(5^2, (8 - 1.2)^2).
     assert out["loss_critic"].item() == pytest.approx((4 + 6.8**2) / 2)
     assert out["value_clip_fraction"].item() == pytest.approx(0.5)
@@ -72,8 +72,8 @@ def test_clipped_value_by_hand():
 
 @pytest.mark.parametrize(("reduction", "shape"), [("none", (1, 2, 1)), ("sum", ()), ("mean", ())])
 def test_reductions(reduction, shape):
-    _, loss = by_hand(reduction=reduction, clip_epsilon=0.2)
-    out = loss(hand_batch((True, False)))
+    _, loss = make_hand_case(reduction=reduction, clip_epsilon=0.2)
+    out = loss(make_hand_batch((True, False)))
     for key in LOSSES:
         assert out[key].shape == shape
         assert out[key].sum().item() == pytest.approx(
@@ -82,8 +82,8 @@ def test_reductions(reduction, shape):
 
 
 def test_fully_masked_batch_gives_zero_losses_and_gradients():
-    _, loss = by_hand()
-    td = hand_batch((False, False))
+    _, loss = make_hand_case()
+    td = make_hand_batch((False, False))
     td["car", "advantage"] = torch.full_like(td["car", "advantage"], float("nan"))
     out = loss(td)
     for key in (*LOSSES, "entropy", "kl_approx", "clip_fraction", "ESS", "mean_ratio"):
@@ -95,7 +95,7 @@ def test_fully_masked_batch_gives_zero_losses_and_gradients():
 
 @pytest.mark.parametrize(("exclude", "pooled"), [((), True), ((-2,), False)])
 def test_advantage_is_standardized_over_living_agents(exclude, pooled):
-    group, loss = by_hand(
+    group, loss = make_hand_case(
         normalize_advantage=True,
         normalize_advantage_exclude_dims=exclude,
         reduction="none",
@@ -103,7 +103,7 @@ def test_advantage_is_standardized_over_living_agents(exclude, pooled):
     )
     advantage = torch.tensor([[1.0, 10.0], [3.0, 99.0], [99.0, 14.0]])
     mask = torch.tensor([[True, True], [True, False], [False, True]])
-    td = torch.cat([hand_batch()] * 3).contiguous()
+    td = torch.cat([make_hand_batch()] * 3).contiguous()
     td["car", "mask"], td["car", "advantage"] = mask, advantage.unsqueeze(-1)
     td["car", "action_log_prob"] = torch.full((3, 2), math.log(0.5))  # ratio 1
     standardized = -loss(td)["loss_objective"].detach().squeeze(-1)
@@ -252,8 +252,8 @@ def test_entropy_of_squashed_actions_is_estimated_from_samples():
 
 
 def test_entropy_is_reported_without_entropy_bonus():
-    _, loss = by_hand(entropy_bonus=False)
-    out = loss(hand_batch())
+    _, loss = make_hand_case(entropy_bonus=False)
+    out = loss(make_hand_batch())
     assert "loss_entropy" not in out.keys()
     assert out["entropy"].item() == pytest.approx(math.log(2))
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from cover import pairwise
-from ppo_losses import assert_same_outcome, make_networks, outcome
+from ppo_losses import assert_same_outcome, make_networks, outputs_and_gradients
 from samples import (
     DISCRETE,
     POISON,
@@ -43,7 +43,7 @@ def test_all_true_mask_equals_no_mask(kind, normalize, exclude):
             normalize_advantage_exclude_dims=exclude,
             clip_value=0.2,
         )
-        outcomes.append(outcome(loss, td))
+        outcomes.append(outputs_and_gradients(loss, td))
     assert_same_outcome(*outcomes)
 
 
@@ -62,7 +62,7 @@ def test_masked_entries_of_a_minibatch_have_no_effect(kind, centralized, value, 
     td = make_batch(group, actor, 32)
     mask = td["car", "mask"]
     assert 0 < (~mask).sum() < mask.numel()
-    before = outcome(loss, td)
+    before = outputs_and_gradients(loss, td)
     leaves = [
         "observation",
         "action",
@@ -73,9 +73,11 @@ def test_masked_entries_of_a_minibatch_have_no_effect(kind, centralized, value, 
     ]
     everything = td
     for leaf in leaves:
-        assert_same_outcome(before, outcome(loss, poisoned(td, ("car", leaf), mask, value)))
+        assert_same_outcome(
+            before, outputs_and_gradients(loss, poisoned(td, ("car", leaf), mask, value))
+        )
         everything = poisoned(everything, ("car", leaf), mask, value)
-    assert_same_outcome(before, outcome(loss, everything))
+    assert_same_outcome(before, outputs_and_gradients(loss, everything))
     # The test can fail: entries of living agents have an effect.
     for leaf in leaves:
         if leaf == "action":
@@ -86,7 +88,7 @@ def test_masked_entries_of_a_minibatch_have_no_effect(kind, centralized, value, 
             x["car", leaf] + 0.5,
             x["car", leaf],
         )
-        out = outcome(loss, x)
+        out = outputs_and_gradients(loss, x)
         assert any(not torch.equal(before[0][k], out[0][k]) for k in before[0]), leaf
 
 
@@ -96,19 +98,19 @@ def test_action_masks_of_masked_agents_have_no_effect(kind):
     actor, critic = make_networks(group)
     loss = MAPPOLoss(actor, critic, group=group)
     td = make_batch(group, actor, 32)
-    before = outcome(loss, td)
+    before = outputs_and_gradients(loss, td)
     for legal in (True, False):
         other = td.clone()
         other["car", "action_mask"] = torch.where(
             td["car", "mask"].unsqueeze(-1), td["car", "action_mask"], torch.tensor(legal)
         )
-        assert_same_outcome(before, outcome(loss, other))
+        assert_same_outcome(before, outputs_and_gradients(loss, other))
     only_last = td.clone()
     last = torch.tensor([False, False, False, True])
     only_last["car", "action_mask"] = torch.where(
         td["car", "mask"].unsqueeze(-1), td["car", "action_mask"], last
     )
-    assert_same_outcome(before, outcome(loss, only_last))
+    assert_same_outcome(before, outputs_and_gradients(loss, only_last))
 
 
 @pytest.mark.parametrize("bootstrap", ["team", "agent"])
@@ -144,7 +146,7 @@ def test_masked_entries_of_a_trajectory_have_no_effect(bootstrap, centralized, v
             for leaf in ("advantage", "value_target", "state_value")
         ]
         written += [norm.running_mean.clone(), norm.running_mean_sq.clone()]
-        return outcome(loss, estimated), outcome(loss, td), written
+        return outputs_and_gradients(loss, estimated), outputs_and_gradients(loss, td), written
 
     before = run(td)
     assert all(bool(x.isfinite().all()) for x in before[2])
@@ -184,13 +186,15 @@ def test_functional_and_plain_losses_are_equal(kind):
             )
         else:
             loss.value_estimator(batch)
-        first = outcome(loss, batch)
+        first = outputs_and_gradients(loss, batch)
         with torch.no_grad():
             for parameter in loss.parameters():
                 parameter.sub_(0.1 * parameter.grad)
         # Estimated inside the loss, with the current weights and statistics.
-        second = outcome(loss, batch.exclude(("car", "advantage"), ("car", "value_target")))
-        third = outcome(loss, batch)
+        second = outputs_and_gradients(
+            loss, batch.exclude(("car", "advantage"), ("car", "value_target"))
+        )
+        third = outputs_and_gradients(loss, batch)
         order = sorted(range(len(first[1])), key=lambda i: (first[1][i].shape, first[1][i].norm()))
         outcomes.append([(out, [g[i] for i in order]) for out, g in (first, second, third)])
         norms.append(torch.stack([norm.running_mean, norm.running_mean_sq]))
@@ -240,14 +244,14 @@ def test_losses_of_two_groups_are_independent():
             group.name, ("next", group.name), *[("next", f) for f in ("done", "terminated")]
         ).clone()
         loss.value_estimator(own)
-        alone.append((own, outcome(loss, own)))
+        alone.append((own, outputs_and_gradients(loss, own)))
     for loss in losses:
         loss.value_estimator(both)
     for group, loss, (own, expected) in zip((cats, dogs), losses, alone):
         for leaf in ("advantage", "value_target", "state_value"):
             assert_same(both[group.name, leaf], own[group.name, leaf])
-        assert_same_outcome(expected, outcome(loss, both))
+        assert_same_outcome(expected, outputs_and_gradients(loss, both))
     other = poisoned(both, ("dog", "observation"), torch.zeros(4, 5, 2, dtype=torch.bool), 7.0)
-    assert_same_outcome(alone[0][1], outcome(losses[0], other))
-    changed = outcome(losses[1], other)
+    assert_same_outcome(alone[0][1], outputs_and_gradients(losses[0], other))
+    changed = outputs_and_gradients(losses[1], other)
     assert not torch.equal(changed[0]["loss_critic"], alone[1][1][0]["loss_critic"])

@@ -6,7 +6,14 @@ import pytest
 import torch
 import torchrl.objectives
 from cover import pairwise
-from ppo_losses import LOSSES, assert_same_outcome, by_hand, hand_batch, make_networks, outcome
+from ppo_losses import (
+    LOSSES,
+    assert_same_outcome,
+    make_hand_batch,
+    make_hand_case,
+    make_networks,
+    outputs_and_gradients,
+)
 from samples import assert_same, make_batch, make_group, make_trajectory
 from torchrl.modules import PopArtValueNorm
 from torchrl.objectives import ClipPPOLoss, ValueEstimators
@@ -51,7 +58,7 @@ def test_one_agent_equals_clip_ppo(kind, critic_loss, clip_value):
     ours = MAPPOLoss(actor, critic, group=group, **settings)
     theirs = ClipPPOLoss(actor, critic, functional=False, **settings)
     theirs.set_keys(**torchrl_keys(group))
-    one, other = outcome(ours, td), outcome(theirs, td)
+    one, other = outputs_and_gradients(ours, td), outputs_and_gradients(theirs, td)
     keys = {*LOSSES, "entropy", "clip_fraction", "ESS", "max_ratio", "mean_ratio"}
     keys |= {"explained_variance"} | ({"value_clip_fraction"} if clip_value else set())
     assert keys <= set(one[0])
@@ -106,8 +113,8 @@ def test_without_masks_and_norms_equals_torchrl_mappo(kind, centralized, share):
     cls = torchrl.objectives.MAPPOLoss if centralized else torchrl.objectives.IPPOLoss
     theirs = cls(actor, critic, **settings)
     theirs.set_keys(**torchrl_keys(group))
-    one = outcome(MAPPOLoss(actor, critic, group=group, **settings), td)
-    other = outcome(theirs, td)
+    one = outputs_and_gradients(MAPPOLoss(actor, critic, group=group, **settings), td)
+    other = outputs_and_gradients(theirs, td)
     assert_never_negative_divergence(one[0], other[0])
     for key in (*LOSSES, "entropy", "clip_fraction", "max_ratio", "mean_ratio"):
         # A mean of 48 log-probabilities through atanh: float32 holds it to 1e-5.
@@ -117,7 +124,7 @@ def test_without_masks_and_norms_equals_torchrl_mappo(kind, centralized, share):
 
 
 def test_loss_is_an_instance_of_torchrl_mappo_loss():
-    _, loss = by_hand()
+    _, loss = make_hand_case()
     assert isinstance(loss, torchrl.objectives.MAPPOLoss)
 
 
@@ -137,7 +144,7 @@ def test_missing_advantage_is_estimated_in_the_loss(bootstrap):
     copy = td.clone()
     estimated = td.clone()
     loss.value_estimator(estimated)
-    assert_same_outcome(outcome(loss, estimated), outcome(loss, td))
+    assert_same_outcome(outputs_and_gradients(loss, estimated), outputs_and_gradients(loss, td))
     assert set(td.keys(True, True)) == keys  # nothing was written
     assert all(torch.equal(td[key], copy[key]) for key in keys)
 
@@ -168,7 +175,9 @@ def test_plain_torchrl_script():
         with_group.make_value_estimator(gamma=0.99, lmbda=0.95)
         with_group.value_estimator(expected)
         assert_same(batch["agents", "advantage"], expected["agents", "advantage"])
-        assert_same_outcome(outcome(loss, batch), outcome(with_group, batch))
+        assert_same_outcome(
+            outputs_and_gradients(loss, batch), outputs_and_gradients(with_group, batch)
+        )
         buffer.extend(batch.reshape(-1))
         for minibatch in buffer:
             out = loss(minibatch)
@@ -242,9 +251,9 @@ def test_collected_log_probs_get_no_gradient():
 
 
 def test_masked_scalar_entropy_coefficient_can_be_scheduled():
-    _, loss = by_hand()
+    _, loss = make_hand_case()
     loss.entropy_coeff.fill_(0.7)
-    assert loss(hand_batch())["loss_entropy"].item() == pytest.approx(-0.7 * math.log(2))
+    assert loss(make_hand_batch())["loss_entropy"].item() == pytest.approx(-0.7 * math.log(2))
 
 
 def test_torchrl_value_norm():

@@ -10,10 +10,10 @@ from masac_networks import SMALL, gradients, networks
 from off_policy_losses import (
     assert_order_changes_nothing,
     assert_poison_changes_no_bit,
-    cats_and_mice,
+    join_groups_and_batch,
     load_rows,
-    side_by_side,
-    steps,
+    random_steps,
+    two_groups_and_batch,
 )
 from samples import DISCRETE, make_group
 from tensordict.nn import TensorDictModule
@@ -74,7 +74,7 @@ class TestReduction:
     def test_sac(self, kind):
         torch.manual_seed(0)
         group = make_group(kind, n=1, mask=False)
-        td = steps(group, 16)
+        td = random_steps(group, 16)
         actor, _ = networks(group)
         critic = make_action_critic(group, SMALL)
         theirs = SACLoss(actor, critic, loss_function="l2", alpha_init=0.3, target_entropy=-2.0)
@@ -113,7 +113,7 @@ class TestReduction:
     def test_discrete_sac(self):
         torch.manual_seed(0)
         group = make_group("one_hot", n=1, mask=False)
-        td = steps(group, 16)
+        td = random_steps(group, 16)
         actor, _ = networks(group)
         seen = [group.observation_key]
         theirs = DiscreteSACLoss(
@@ -172,7 +172,7 @@ class TestReduction:
     def test_functional_and_plain_networks_are_equal(self, kind):
         torch.manual_seed(0)
         group = make_group(kind)
-        td = steps(group, 16)
+        td = random_steps(group, 16)
         actor, critic = networks(group)
         plain = MASACLoss(
             copy.deepcopy(actor), copy.deepcopy(critic), group=group, functional=False
@@ -213,7 +213,7 @@ def test_target_entropy_counts_own_actions_only():
     torch.testing.assert_close(loss.log_range.squeeze(-1), torch.tensor([1.0, 3.0]) * math.log(2))
 
     group = make_group("categorical", n=3, action_mask=True)
-    td = steps(group, 1, alive=1.1)
+    td = random_steps(group, 1, alive=1.1)
     td["car", "action_mask"] = torch.tensor([[[1, 0, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0]]]).bool()
     loss = MASACLoss(*networks(group), group=group)
     found = loss._policy_actions(td).target_entropy
@@ -228,7 +228,7 @@ def test_bounds_do_not_change_the_entropy():
         group = TeamSpec([spec]).groups["car"]
         torch.manual_seed(0)
         loss = MASACLoss(*networks(group), group=group, functional=False)
-        td = steps(group, 16)
+        td = random_steps(group, 16)
         td["car", "action"] = high * torch.linspace(-0.9, 0.9, 96).reshape(16, 3, 2)
         torch.manual_seed(1)
         found.append(loss(td))
@@ -245,7 +245,7 @@ def test_values_of_masked_agents_have_no_effect_bitwise(kind, bootstrap, central
     group = make_group(kind, state=4, action_mask=kind in DISCRETE)
     actor, critic = networks(group, centralized=centralized)
     loss = MASACLoss(actor, critic, group=group, bootstrap=bootstrap, functional=False)
-    found = assert_poison_changes_no_bit(gradients, loss, steps(group, 32))
+    found = assert_poison_changes_no_bit(gradients, loss, random_steps(group, 32))
     assert sum(bool((g != 0).any()) for g in found) > 8
 
 
@@ -273,7 +273,7 @@ def test_permuted_agents(order, architecture, kind, without_chance):
     actor = make_actor(group, SMALL)
     critic = make_action_critic(group, config, centralized=architecture == "set", n_critics=2)
     loss = MASACLoss(actor, critic, group=group, functional=False)
-    assert_order_changes_nothing(loss, steps(group, 16), order)
+    assert_order_changes_nothing(loss, random_steps(group, 16), order)
 
 
 @pytest.mark.parametrize("bootstrap", ["team", "agent"])
@@ -281,8 +281,8 @@ def test_permuted_agents(order, architecture, kind, without_chance):
 def test_joined_groups_equal_separate_losses_and_gradients(bootstrap, kind, without_chance):
     """Two groups of different sizes side by side; critics read their own group's agents."""
     torch.manual_seed(0)
-    groups, td = cats_and_mice(kind, (2, 3), 16, seed=1)
-    joined, together = side_by_side(groups, td)
+    groups, td = two_groups_and_batch(kind, (2, 3), 16, seed=1)
+    joined, together = join_groups_and_batch(groups, td)
     settings = {"bootstrap": bootstrap, "functional": False}
     actor, critic = networks(joined)
     both = MASACLoss(actor, critic, group=joined, **settings)
@@ -311,7 +311,7 @@ def test_gradients_stay_finite_with_large_temperature_and_masks():
     torch.manual_seed(0)
     group = make_group("categorical", action_mask=True)
     loss = MASACLoss(*networks(group), group=group, alpha_init=1e6, functional=False)
-    terms, found = gradients(loss, steps(group, 16))
+    terms, found = gradients(loss, random_steps(group, 16))
     assert all(bool(x.isfinite().all()) for x in (*found, *terms.values()))
 
 

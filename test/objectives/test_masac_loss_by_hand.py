@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from off_policy_losses import one_step_of_two
+from off_policy_losses import one_step_of_two_agents
 from tensordict.nn import TensorDictModule
 from torch import nn
 from torchrl.data import OneHot, Unbounded
@@ -50,7 +50,7 @@ class TestByHand:
         )
 
     def batch(self, **settings):
-        return one_step_of_two([[1, 0], [0, 1]], **settings)
+        return one_step_of_two_agents([[1, 0], [0, 1]], **settings)
 
     @property
     def entropy(self):

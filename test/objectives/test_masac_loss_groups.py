@@ -4,11 +4,11 @@ import pytest
 import torch
 from masac_networks import gradients, networks
 from off_policy_losses import (
-    cats_and_mice,
+    join_groups_and_batch,
     load_rows,
+    random_steps,
     rows_moved,
-    side_by_side,
-    steps,
+    two_groups_and_batch,
 )
 from samples import make_group
 
@@ -21,8 +21,8 @@ from torchrl_marl.specs.joining import join
 def test_gradients_do_not_cross_groups(kind, whose):
     """With critics of both groups, each group's actions raise its own values only."""
     torch.manual_seed(0)
-    groups, td = cats_and_mice(kind, (2, 1), 8, alive=1.1)
-    joined, together = side_by_side(groups, td)
+    groups, td = two_groups_and_batch(kind, (2, 1), 8, alive=1.1)
+    joined, together = join_groups_and_batch(groups, td)
     actor, critic = networks(joined, team=join(groups, same_actions=False))
     loss = MASACLoss(actor, critic, group=joined, actor_gradient=whose, functional=False)
     terms = loss(together)
@@ -38,7 +38,7 @@ def test_actor_gradient_settings_agree_for_local_critics():
     torch.manual_seed(0)
     group = make_group("categorical", action_mask=True)
     actor, critic = networks(group, centralized=False)
-    td = steps(group, 16)
+    td = random_steps(group, 16)
     found = []
     for whose in ("all", "agent"):
         loss = MASACLoss(actor, critic, group=group, actor_gradient=whose, functional=False)
@@ -54,7 +54,9 @@ def test_actor_gradient_settings_agree_for_local_critics():
 def test_separate_groups_are_evaluated_side_by_side(whose, sizes):
     """Equal to evaluation in turn, with copies for the largest group only."""
     torch.manual_seed(0)
-    joined, together = side_by_side(*cats_and_mice("categorical", sizes, 16, seed=1))
+    joined, together = join_groups_and_batch(
+        *two_groups_and_batch("categorical", sizes, 16, seed=1)
+    )
     actor, critic = networks(joined)
     found, copies = [], []
     for apart in (False, True):

@@ -6,7 +6,7 @@ from off_policy_losses import (
     assert_order_changes_nothing,
     assert_poison_changes_no_bit,
     gradients_of,
-    steps,
+    random_steps,
 )
 from samples import make_group, make_trajectory
 from tensordict import TensorDict
@@ -49,7 +49,7 @@ def test_sum_over_one_agent_equals_ddpg():
     """The loss is then that of DDPG."""
     torch.manual_seed(0)
     group = make_group(n=1)
-    td = steps(group, 32)
+    td = random_steps(group, 32)
     actor, mixed = networks(group, "sum", n_critics=2)
     plain = make_action_critic(group, SMALL, centralized=False, n_critics=2)
     plain.load_state_dict(mixed.state_dict())
@@ -65,7 +65,7 @@ def test_actor_gradient_of_a_sum_is_that_of_local_critics():
     """The gradient is that of local critics times the number of agents."""
     torch.manual_seed(0)
     group = make_group(n=3, mask=False)
-    td = steps(group, 32)
+    td = random_steps(group, 32)
     actor, mixed = networks(group, "sum")
     plain = make_action_critic(group, SMALL, centralized=False)
     plain.load_state_dict(mixed.state_dict())
@@ -113,7 +113,7 @@ def test_sum_of_critics_learns_individual_rewards():
     config = NetworkConfig([], sharing="none")
     critic = make_mixed_critic(group, config, "sum")
     loss = losses(make_deterministic_actor(group, config), critic, group, gamma=0.0, mixed=True)
-    td = steps(group, 256)
+    td = random_steps(group, 256)
     slopes = torch.tensor([1.0, 3.0]).unsqueeze(-1)
     td["next", "car", "reward"] = slopes * td["car", "action"][..., :1]
     optimizer = torch.optim.Adam(critic.parameters(), lr=0.1)
@@ -136,7 +136,7 @@ def test_values_of_masked_agents_have_no_effect_bitwise(kind, centralized):
     group = make_group("wide", state=4)
     actor, critic = networks(group, kind, centralized=centralized, n_critics=2)
     loss = losses(actor, critic, group, mixed=True, policy_noise=0.2, saturation_coeff=0.1)
-    found = assert_poison_changes_no_bit(gradients, loss, steps(group, 32))
+    found = assert_poison_changes_no_bit(gradients, loss, random_steps(group, 32))
     assert sum(bool((g != 0).any()) for g in found) > 8
 
 
@@ -152,7 +152,7 @@ def test_permuted_agents(kind):
                 rows = parameter.data.unflatten(0, (-1, 6))
                 rows[:3] = rows[:1].clone()
     loss = losses(actor, critic, group, mixed=True)
-    assert_order_changes_nothing(loss, steps(group, 16), [2, 0, 1])
+    assert_order_changes_nothing(loss, random_steps(group, 16), [2, 0, 1])
 
 
 def test_joined_groups_have_separate_mixed_values():
@@ -183,4 +183,4 @@ def test_masac_with_mixed_critics():
     group = make_group()
     critic = make_mixed_critic(group, SMALL, n_critics=2)
     loss = MASACLoss(make_actor(group, SMALL), critic, group=group, mixed=True)
-    assert all(bool(x.isfinite().all()) for x in loss(steps(group, 8)).values())
+    assert all(bool(x.isfinite().all()) for x in loss(random_steps(group, 8)).values())

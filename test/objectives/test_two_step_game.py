@@ -8,7 +8,7 @@ import itertools
 
 import pytest
 import torch
-from support.tiers import later
+from support.tiers import second_tier_cases
 from tensordict import TensorDict
 from torchrl.data import Categorical, Unbounded
 
@@ -67,7 +67,7 @@ def played(actor):
     [
         ("sum", 7.0, 1),
         ("monotonic", 8.0, 0),
-        *later("learning", ("none", 7.0, 0), ("monotonic", 8.0, 1)),
+        *second_tier_cases("learning", ("none", 7.0, 0), ("monotonic", 8.0, 1)),
     ],
 )
 def test_return_of_greedy_actions_after_training(kind, earned, seed):

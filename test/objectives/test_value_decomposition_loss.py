@@ -7,10 +7,10 @@ import torch
 from off_policy_losses import (
     assert_order_changes_nothing,
     assert_poison_changes_no_bit,
-    cats_and_mice,
     gradients_of,
-    side_by_side,
-    steps,
+    join_groups_and_batch,
+    random_steps,
+    two_groups_and_batch,
 )
 from samples import DISCRETE, make_group
 from tensordict import TensorDict
@@ -63,7 +63,7 @@ class TestReduction:
     def test_dqn_of_one_agent(self, kind, double):
         torch.manual_seed(0)
         group = make_group(kind, n=1, mask=False)
-        td = steps(group, 16)
+        td = random_steps(group, 16)
         actor, _ = networks(group, "none")
         space = "one-hot" if kind == "one_hot" else "categorical"
         theirs = DQNLoss(actor, delay_value=True, double_dqn=double, action_space=space)
@@ -93,7 +93,7 @@ class TestReduction:
     def test_qmixer(self, ours_mixes):
         torch.manual_seed(0)
         group = make_group("categorical", mask=False, state=4)
-        td = steps(group, 16)
+        td = random_steps(group, 16)
         td["next", "reward"] = td["next", "car", "reward"].mean(-2)
         actor, _ = networks(group, "none")
         keys = [("car", "chosen_action_value")]
@@ -130,7 +130,7 @@ class TestReduction:
         """A sum of one value is the value; a monotonic mixer can represent it."""
         torch.manual_seed(0)
         group = make_group("categorical", n=1)
-        td = steps(group, 32)
+        td = random_steps(group, 32)
         actor, _ = networks(group, "none")
         expected, slopes = gradients(plain(actor, None, group), td.clone())
         mixers = make_mixer(group, "sum"), make_mixer(group, "monotonic", hidden=1)
@@ -155,7 +155,7 @@ class TestReduction:
     def test_functional_and_plain_networks_are_equal(self, kind):
         torch.manual_seed(0)
         group = make_group("categorical")
-        td = steps(group, 16)
+        td = random_steps(group, 16)
         nets = networks(group, kind)
         ours = ValueDecompositionLoss(*nets, group=group)
         other = ValueDecompositionLoss(*nets, group=group, functional=False)
@@ -318,7 +318,7 @@ def test_vdn_of_independent_rewards():
     actor = greedy_in(group, lambda seen: values.expand(*seen.shape[:-2], 2, 2))
     actor.register_parameter("own", values)
     loss = ValueDecompositionLoss(actor, make_mixer(group, "sum"), group=group, functional=False)
-    td = steps(group, 4, alive=1.1)
+    td = random_steps(group, 4, alive=1.1)
     td["car", "action"] = torch.tensor(list(itertools.product(range(2), range(2))))
     earned = rewards.gather(-1, td["car", "action"].T).T
     td["next", "car", "reward"] = earned.unsqueeze(-1)
@@ -345,7 +345,7 @@ def test_values_of_masked_agents_have_no_effect_bitwise(kind, mixes, bootstrap):
     group = make_group(kind, action_mask=True)
     loss = plain(*networks(group, mixes, dueling=True), group, bootstrap=bootstrap)
     found = assert_poison_changes_no_bit(
-        gradients, loss, steps(group, 32), ends_of_team=bootstrap == "team", masks=True
+        gradients, loss, random_steps(group, 32), ends_of_team=bootstrap == "team", masks=True
     )
     assert all(bool((g != 0).any()) for g in found)
 
@@ -356,14 +356,14 @@ def test_permuted_agents(order, kind):
     torch.manual_seed(0)
     group = make_group("categorical")
     loss = plain(*networks(group, kind), group)
-    assert_order_changes_nothing(loss, steps(group, 16), order)
+    assert_order_changes_nothing(loss, random_steps(group, 16), order)
 
 
 @pytest.mark.parametrize("kind", ["none", "sum"])
 def test_joined_groups_have_the_losses_of_single_groups(kind):
     torch.manual_seed(0)
-    groups, td = cats_and_mice("categorical", (2, 3), 16, seed=1)
-    joined, together = side_by_side(groups, td)
+    groups, td = two_groups_and_batch("categorical", (2, 3), 16, seed=1)
+    joined, together = join_groups_and_batch(groups, td)
     nets = networks(joined, kind)
     terms = ValueDecompositionLoss(*nets, group=joined, functional=False)(together)
     assert terms["loss_value"].shape == (2,)
@@ -382,7 +382,7 @@ def test_illegal_next_actions_do_not_enter_targets():
     group = make_group("categorical", n=1, action_mask=True)
     actor, _ = networks(group, "none")
     loss = plain(actor, None, group, gamma=1.0)
-    td = steps(group, 8, alive=1.1)
+    td = random_steps(group, 8, alive=1.1)
     td["next", "terminated"] = torch.zeros(8, 1, dtype=torch.bool)
     td["next", "car", "reward"] = torch.zeros(8, 1, 1)
     td["next", "car", "action_mask"] = torch.tensor([True, False, False, False]).expand(8, 1, 4)
@@ -393,7 +393,7 @@ def test_illegal_next_actions_do_not_enter_targets():
 def test_settled_rewards_under_another_key():
     group = make_group("categorical")
     loss = ValueDecompositionLoss(*networks(group, "sum"), group=group)
-    td = steps(group, 2, 4)
+    td = random_steps(group, 2, 4)
     td["next", "car", "scaled"] = td["next", "car", "reward"].clone()
     loss.settle_rewards(td)
     expected = td["next", "car", "team", "reward"].clone()

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from ppo_losses import assert_same_outcome, make_networks, outcome
+from ppo_losses import assert_same_outcome, make_networks, outputs_and_gradients
 from samples import POISON, assert_same, make_group, make_trajectory, poisoned
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torchrl.objectives import ValueEstimators
@@ -141,7 +141,7 @@ def test_missing_advantage_is_estimated_in_the_loss(functional):
     loss = MAPPOLoss(*make_networks(group), group=group, functional=functional)
     loss.make_value_estimator(ValueEstimators.VTrace, **DISCOUNT)
     estimated = loss.value_estimator(td.clone())
-    assert_same_outcome(outcome(loss, estimated), outcome(loss, td))
+    assert_same_outcome(outputs_and_gradients(loss, estimated), outputs_and_gradients(loss, td))
 
 
 def test_custom_keys_without_a_group():

@@ -6,7 +6,14 @@ import warnings
 import pytest
 import torch
 from contract import assert_same, assert_same_rng, draw_actions, play, reset_some, rng_states, start
-from graph_steps import Own, assert_seen, both, graphs_of, make, simulator_rows
+from graph_steps import (
+    WindyScenario,
+    assert_shows_simulator,
+    graphs_of,
+    make,
+    make_graph_and_eager,
+    simulator_rows,
+)
 from torchrl.collectors import Collector
 from torchrl.envs import Compose, RewardSum, StepCounter, TransformedEnv, check_env_specs
 from torchrl.envs.utils import MarlGroupMapType
@@ -21,12 +28,12 @@ ACTION, AGENTS = ("agents", "action"), ("agents", "observation")
 GOALS = ["simple_push", "simple_adversary", "simple_reference", "simple_speaker_listener"]
 
 
-class Noisy(Own):
+class Noisy(WindyScenario):
     def reward(self, agent):
         return super().reward(agent) + torch.randn(self.world.batch_dim)
 
 
-class Restless(Own):
+class Restless(WindyScenario):
     def reset_world_at(self, env_index=None):
         super().reset_world_at(env_index)
         if env_index is None:
@@ -48,7 +55,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_steps_between_partial_resets_equal_eager_ones(case):
     scenario = case if case in ("simple", "simple_adversary", "navigation") else "dropout"
-    env, eager = both(scenario, **CASES[case])
+    env, eager = make_graph_and_eager(scenario, **CASES[case])
     td = env.reset()
     assert_same(td, eager.reset())
     for i, action in enumerate(draw_actions(env, 12)):
@@ -57,13 +64,13 @@ def test_steps_between_partial_resets_equal_eager_ones(case):
         assert_same(found, expected)
         if i % 4 == 1:
             td = reset_some(env, td, [i % 6, 3])
-            assert_seen(env, td)
+            assert_shows_simulator(env, td)
         eager.restore(env.snapshot())  # starts are drawn in another order
     assert env._execution == "trace" and len(graphs_of(env)) == 1
 
 
 def test_rollout_across_ends_of_episodes_equals_eager():
-    env, eager = both()
+    env, eager = make_graph_and_eager()
     td = env.rollout(20, break_when_any_done=False)
     ends = td["next", "done"].squeeze(-1)
     assert ends.any(0).sum() > 1 and td["next", "truncated"].any()
@@ -113,7 +120,7 @@ def test_compiled_steps_are_close_to_eager_ones():
         for key in other.keys(True, True):
             torch.testing.assert_close(td[key], other[key], rtol=1e-4, atol=1e-4)
         td = reset_some(env, td, [2])
-        assert_seen(env, td)
+        assert_shows_simulator(env, td)
         eager.restore(env.snapshot())
         other = eager._read()
     assert env._execution == "compile"
@@ -130,7 +137,7 @@ def test_random_draws_in_steps_equal_those_of_eager_execution():
 
 
 def test_outputs_of_steps_may_be_modified():
-    env, other = both()
+    env, other = make_graph_and_eager()
     actions = draw_actions(env, 4)
     found = []
     for td in play(env, env.reset(), actions):
@@ -147,7 +154,7 @@ def test_outputs_of_steps_may_be_modified():
 @pytest.mark.environments
 @pytest.mark.parametrize("scenario", GOALS)
 def test_graph_follows_goals_chosen_by_full_resets(scenario):
-    env, eager = both(scenario, num_envs=4)
+    env, eager = make_graph_and_eager(scenario, num_envs=4)
     for i in range(6):
         td = env.reset()
         eager.restore(env.snapshot())
@@ -156,7 +163,7 @@ def test_graph_follows_goals_chosen_by_full_resets(scenario):
             found = env.step(td.update(action))
             assert_same(found, expected)
             td = reset_some(env, found["next"], [1, 2])
-            assert_seen(env, td)
+            assert_shows_simulator(env, td)
             eager.restore(env.snapshot())
     assert env._execution == "trace" and 1 < len(graphs_of(env)) <= 6
 
@@ -171,7 +178,7 @@ def test_one_structure_is_recorded_once():
 
 
 def test_values_shared_by_envs_may_be_redrawn():
-    env, eager = make(Own()), make(Own(), "eager")
+    env, eager = make(WindyScenario()), make(WindyScenario(), "eager")
     for _ in range(3):
         td, other = env.reset(), eager.reset()
         assert_same(td, other)
@@ -179,7 +186,7 @@ def test_values_shared_by_envs_may_be_redrawn():
             found, expected = env.step(td.update(action)), eager.step(other.update(action))
             assert_same(found, expected)
     td = reset_some(env, found["next"], [0, 4])
-    assert_seen(env, td)
+    assert_shows_simulator(env, td)
     assert len(graphs_of(env)) == 1
 
 
@@ -249,12 +256,12 @@ def fallback(env, eager, match, n_steps=3):
 
 def test_lazily_stacked_groups_fall_back():
     group_map = MarlGroupMapType.ALL_IN_ONE_GROUP
-    fallback(*both("simple_adversary", group_map=group_map), match="stacked lazily")
+    fallback(*make_graph_and_eager("simple_adversary", group_map=group_map), match="stacked lazily")
 
 
 def test_scenario_that_cannot_be_captured_falls_back():
     match = r"discovery: steps run eagerly, .*\.py:\d+"
-    fallback(*both("discovery", num_envs=3), match=match, n_steps=10)
+    fallback(*make_graph_and_eager("discovery", num_envs=3), match=match, n_steps=10)
 
 
 def test_scenario_with_unreadable_state_falls_back():

@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 import torch
 from contract import assert_same, assert_same_rng, draw_actions, play, reset_some, rng_states, start
-from graph_steps import Own, assert_seen, both, graphs_of, make, simulator_rows
+from graph_steps import (
+    WindyScenario,
+    assert_shows_simulator,
+    graphs_of,
+    make,
+    make_graph_and_eager,
+    simulator_rows,
+)
 
 from torchrl_marl.capture import count_syncs
 from torchrl_marl.simulator.settings import copy_settings
@@ -19,7 +26,7 @@ vmas = pytest.importorskip("vmas")
 
 
 def test_simulator_attributes_show_the_current_state():
-    env, eager = both()
+    env, eager = make_graph_and_eager()
     for action in draw_actions(env, 3):
         env.step(action.clone()), eager.step(action.clone())
         for agent, other in zip(env.agents, eager.agents):
@@ -36,7 +43,7 @@ def test_inspection_does_not_change_results():
 
 
 def test_changes_of_the_simulator_take_effect():
-    env, eager = both()
+    env, eager = make_graph_and_eager()
     actions = draw_actions(env, 4)
     for one in (env, eager):
         one.step(actions[0].clone())
@@ -49,15 +56,15 @@ def test_changes_of_the_simulator_take_effect():
 
 
 def test_settings_changed_before_the_first_step_apply_to_resets():
-    env = make(Own())
+    env = make(WindyScenario())
     env.reset()
     env._env.scenario.force = 100.0
     td = env.step(env.rand_action(env._read()))["next"]
-    assert_seen(env, reset_some(env, td, [1, 2]))
+    assert_shows_simulator(env, reset_some(env, td, [1, 2]))
 
 
 def test_rendering_shows_the_state(monkeypatch):
-    env, eager = both()
+    env, eager = make_graph_and_eager()
     shown = []
 
     def render(self, **kwargs):
@@ -114,7 +121,7 @@ def test_snapshot_between_an_end_and_its_reset():
 
 
 def test_snapshots_transfer_between_graphs_and_eager_execution():
-    env, eager = both()
+    env, eager = make_graph_and_eager()
     td = start(env, 3)
     eager.restore(env.snapshot())
     actions = draw_actions(env, 3)

@@ -55,10 +55,10 @@ class Camp(EnvBase):
         return torch.rand(*self.batch_size, N, 2, generator=self.generator)
 
     def _reset(self, tensordict=None, **kwargs):
-        every = torch.ones_like(self.t, dtype=torch.bool)
-        fresh = every if tensordict is None else tensordict.get("_reset", every)
-        self.t = torch.where(fresh, 0, self.t)
-        self.seen = torch.where(fresh.unsqueeze(-1), self.draw(), self.seen)
+        all_envs = torch.ones_like(self.t, dtype=torch.bool)
+        restarted = all_envs if tensordict is None else tensordict.get("_reset", all_envs)
+        self.t = torch.where(restarted, 0, self.t)
+        self.seen = torch.where(restarted.unsqueeze(-1), self.draw(), self.seen)
         return self.give()
 
     def _step(self, tensordict):
@@ -74,15 +74,15 @@ class Camp(EnvBase):
         n = (*self.batch_size, N, 1)
         dead = torch.zeros(n, dtype=torch.bool)
         dead[..., 0, :] = self.t >= 2
-        late = (self.t >= 4).unsqueeze(-1).expand(n) & ~dead
+        timed_out = (self.t >= 4).unsqueeze(-1).expand(n) & ~dead
         root = {"terminated": torch.zeros_like(self.t, dtype=torch.bool), "truncated": self.t >= 4}
         scouts = {
             "observation": self.seen,
             "mask": ~dead.squeeze(-1),
             "action_mask": torch.ones(*n[:-1], 3, dtype=torch.bool),
             "terminated": dead,
-            "truncated": late,
-            "done": dead | late,
+            "truncated": timed_out,
+            "done": dead | timed_out,
         }
         source = {**root, "done": root["truncated"], "scouts": scouts}
         td = TensorDict(source, self.batch_size)
@@ -90,7 +90,7 @@ class Camp(EnvBase):
         return td
 
 
-def wrong(change):
+def camp_with_change(change):
     """A camp whose steps return changed data."""
 
     class Wrong(Camp):
@@ -102,57 +102,64 @@ def wrong(change):
     return Wrong
 
 
-def put(*key, value):
+def camp_with_value(*key, value):
     def change(env, out):
         key_ = key if len(key) > 1 else key[0]
         out[key_] = torch.full_like(out[key_], value)
 
-    return wrong(change)
+    return camp_with_change(change)
 
 
 def end_by(terminated):
     def change(env, out):
-        over = out["scouts", "terminated"].any(-2)
-        out["terminated"], out["truncated"], out["done"] = over, over & False, over
+        terminated_any = out["scouts", "terminated"].any(-2)
+        out["terminated"], out["truncated"], out["done"] = (
+            terminated_any,
+            terminated_any & False,
+            terminated_any,
+        )
 
     def limit(env, out):
         out["terminated"], out["truncated"] = out["truncated"], out["terminated"]
-        over = out["terminated"].unsqueeze(-2) | out["scouts", "terminated"]
-        out["scouts", "terminated"], out["scouts", "truncated"] = over, over & False
-        out["scouts", "mask"] = ~over.squeeze(-1)
+        terminated_any = out["terminated"].unsqueeze(-2) | out["scouts", "terminated"]
+        out["scouts", "terminated"], out["scouts", "truncated"] = (
+            terminated_any,
+            terminated_any & False,
+        )
+        out["scouts", "mask"] = ~terminated_any.squeeze(-1)
 
-    return wrong(limit if terminated else change)
+    return camp_with_change(limit if terminated else change)
 
 
-def flicker(env, out):
+def clear_done_in_third_step(env, out):
     out["scouts", "done"] = out["scouts", "done"] & (env.t != 3).unsqueeze(-1)
     out["scouts", "terminated"] = out["scouts", "terminated"] & (env.t != 3).unsqueeze(-1)
 
 
-def both(env, out):
+def end_with_both_flags(env, out):
     out["scouts", "truncated"] = out["scouts", "done"].clone()
 
 
-def never(env, out):
+def never_end(env, out):
     for key in ("done", "truncated"):
         out[key] = out[key] & False
         dead = out["scouts", "terminated"]
         out["scouts", key] = dead.clone() if key == "done" else dead & False
 
 
-def nobody_left(env, out):
-    late = (env.t >= 3).unsqueeze(-1)
+def end_all_agents(env, out):
+    timed_out = (env.t >= 3).unsqueeze(-1)
     for key in ("done", "terminated"):
-        out["scouts", key] = out["scouts", key] | late
+        out["scouts", key] = out["scouts", key] | timed_out
     out["scouts", "truncated"] = out["scouts", "truncated"] & False
-    out["scouts", "mask"] = out["scouts", "mask"] & ~late.squeeze(-1)
+    out["scouts", "mask"] = out["scouts", "mask"] & ~timed_out.squeeze(-1)
 
 
-def asleep_at_the_limit(env, out):
+def mask_agents_at_the_limit(env, out):
     out["scouts", "mask"] = out["scouts", "mask"] & ~out["truncated"]
 
 
-class Buffer(Camp):
+class WritesIntoObservation(Camp):
     """Overwrites the observation that it returned."""
 
     def draw(self):
@@ -169,12 +176,12 @@ class Unseeded(Camp):
         return torch.rand(*self.batch_size, N, 2)
 
 
-class Deaf(Camp):
+class IgnoresSeed(Camp):
     def _set_seed(self, seed):
         pass
 
 
-class Shared(Camp):
+class SharesGenerator(Camp):
     """All camps draw from one generator."""
 
     def __init__(self):
@@ -182,14 +189,14 @@ class Shared(Camp):
         self.generator = SHARED
 
 
-class HearsTheDead(Camp):
+class RewardsDeadActions(Camp):
     def _step(self, tensordict):
         out = super()._step(tensordict)
         out["scouts", "reward"] = tensordict["scouts", "action"].float().unsqueeze(-1)
         return out
 
 
-class RefusesTheDead(Camp):
+class RefusesDeadActions(Camp):
     def _step(self, tensordict):
         dead = ~self.give()["scouts", "mask"]
         if self.played and not (tensordict["scouts", "action"][dead] == 0).all():
@@ -239,7 +246,7 @@ class Crashes(Camp):
         raise ZeroDivisionError("no food left")
 
 
-def declared(**changes):
+def camp_with_specs(**changes):
     """A camp with other specs."""
 
     def make():
@@ -251,13 +258,13 @@ def declared(**changes):
     return make
 
 
-def without(spec, key):
-    def less(env):
-        own = getattr(env, spec).clone()
-        del own[key]
-        return own
+def spec_without(spec, key):
+    def make_spec(env):
+        shortened_spec = getattr(env, spec).clone()
+        del shortened_spec[key]
+        return shortened_spec
 
-    return less
+    return make_spec
 
 
 def flat_reward(env):

@@ -51,7 +51,7 @@ class Carts(MarlEnv):
         }
 
 
-def pushed(env, n_steps, forces=None):
+def rollout_with_forces(env, n_steps, forces=None):
     """A rollout with the given forces, one per step, or with 1, 2, 3, ..."""
     numbers = torch.arange(1.0, n_steps + 1) if forces is None else torch.as_tensor(forces)
 

@@ -111,8 +111,8 @@ def start(env: EnvBase, n_steps: int = 2) -> TensorDict:
 def environment_rows(env: EnvBase) -> dict[str, torch.Tensor]:
     """Every tensor of the environment's state with one row per env."""
     snapshot = base_of(env).snapshot()
-    world = snapshot["world"] if "world" in snapshot.keys() else snapshot["simulator"]
-    leaves = [(k, x) for part in ("batched", "shared") for k, x in world[part].items()]
+    state = snapshot["world"] if "world" in snapshot.keys() else snapshot["simulator"]
+    leaves = [(k, x) for part in ("batched", "shared") for k, x in state[part].items()]
     return {k: x for k, x in leaves if x.shape[:1] == (E,)}
 
 
@@ -243,13 +243,13 @@ class EnvContract:
 
     def test_random_state_differs_from_a_generator_with_the_same_seed(self, case, env):
         base = base_of(env)
-        own = getattr(base, "random_state", None) or getattr(base, "_random", None)
-        if own is None:
+        random_state = getattr(base, "random_state", None) or getattr(base, "_random", None)
+        if random_state is None:
             pytest.skip("it does not draw from torch")
-        first = own.state_dict()["torch"]
+        first = random_state.state_dict()["torch"]
         assert not torch.equal(first, torch.Generator().manual_seed(0).get_state())
         env.set_seed(0, static_seed=True)
-        assert torch.equal(own.state_dict()["torch"], first)
+        assert torch.equal(random_state.state_dict()["torch"], first)
 
     # -------------------------------------------------------------------------- partial reset
 
@@ -258,9 +258,9 @@ class EnvContract:
             td = start(env, min(2, case.longest - 1))
             running = [i for i in range(E) if i not in envs]
             before = environment_rows(env) if case.rows else {}
-            drawn = rng_states()
+            rng_before = rng_states()
             after_reset = reset_some(env, td, envs)
-            assert_same_rng(drawn, rng_states())
+            assert_same_rng(rng_before, rng_states())
             after = environment_rows(env) if case.rows else {}
             assert set(before) <= set(after)
             for key, x in before.items():
@@ -279,9 +279,9 @@ class EnvContract:
         counts = set()
         for envs in ([3], [3, 4, 8], list(range(1, E))):
             base_of(env).restore(snapshot)
-            asked = asking_reset(env, td, envs)
+            reset_input = asking_reset(env, td, envs)
             with CountOperations() as operations:
-                env._reset(asked)
+                env._reset(reset_input)
             counts.add(operations.count)
         assert len(counts) == 1, counts
 

@@ -54,7 +54,7 @@ def play(env, n, action=None):
         td = step_mdp(td)
 
 
-def given(changes, remove=()):
+def counting_with(changes, remove=()):
     class Wrong(Counting):
         def _step(self, tensordict):
             out = super()._step(tensordict)

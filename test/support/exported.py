@@ -16,7 +16,7 @@ from torchrl_marl.specs.joining import join
 
 
 @torch.no_grad()
-def lively(policy, seed=0):
+def randomize_weights(policy, seed=0):
     """The policy with random weights, so that outputs differ between agents and observations."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in policy.parameters():
@@ -34,10 +34,10 @@ def team_policy(groups, make, *, joined=False, normed=False, **settings):
     for group in [join(tuple(groups))] if joined else groups:
         norm = ObservationNorm(group.observation_dim, kinds=group.kinds) if normed else None
         actors.add(group, make(group, observation_norm=norm, **settings))
-    return lively(TeamPolicy(actors.values()))
+    return randomize_weights(TeamPolicy(actors.values()))
 
 
-def played_alone(env, make, *, steps=24, **settings):
+def check_players_alone(env, make, *, steps=24, **settings):
     """Compares every single agent of an environment with the team policy."""
     env = with_dense_groups(env)
     groups = list(TeamSpec.from_env(env).groups.values())

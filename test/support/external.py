@@ -16,7 +16,7 @@ CLIENTS = Path(__file__).parents[2] / "clients" / "python"
 AGENTS = {"walker": {"n": 2, "observation": 3, "action": 1}}
 
 
-class Inbox:
+class RecordingConnection:
     """A connection that keeps the messages of the server."""
 
     def __init__(self):
@@ -34,34 +34,34 @@ class Inbox:
         return self.frames.next()
 
 
-class Pen:
+class ManualClient:
     """A client that sends the messages of a test."""
 
-    def __init__(self, server, name="pen", agents=None, **more):
+    def __init__(self, server, name="pen", agents=None, **fields):
         self.server, self.name = server, name
-        self.said = {"agents": agents or AGENTS, **more}
+        self.hello_fields = {"agents": agents or AGENTS, **fields}
         self.connect()
 
     def connect(self):
-        self.inbox = Inbox()
-        hello = {"type": "hello", "protocol": 1, "client": self.name, **self.said}
-        self.client = self.server.hello(hello, b"nonce", self.inbox)
+        self.connection = RecordingConnection()
+        hello = {"type": "hello", "protocol": 1, "client": self.name, **self.hello_fields}
+        self.client = self.server.hello(hello, b"nonce", self.connection)
 
-    def say(self, kind="step", **message):
+    def send(self, kind="step", **message):
         """Sends a message; a refused one closes the connection, as a real one does."""
         try:
             self.server.receive(self.client, {"type": kind, **message})
         except Refused as why:
             self.server.refuse(self.client, str(why))
 
-    def step(self, episode, t, seen=None, **more):
-        self.say(episode=episode, t=t, observations=seen or all_see(0), **more)
+    def step(self, episode, t, observations=None, **fields):
+        self.send(episode=episode, t=t, observations=observations or encode_values(0), **fields)
 
-    def end(self, episode, t, seen=None, **more):
-        self.say("end", episode=episode, t=t, observations=seen or {}, **more)
+    def end(self, episode, t, observations=None, **fields):
+        self.send("end", episode=episode, t=t, observations=observations or {}, **fields)
 
 
-def all_see(*values, n=2, width=3):
+def encode_values(*values, n=2, width=3):
     """Observations of agents: each is ``width`` copies of the agent's value."""
     values = values * n if len(values) == 1 else values
     return {f"walker_{i}": f32([x] * width) for i, x in enumerate(values) if x is not None}
@@ -71,15 +71,15 @@ def f32(values):
     return np.asarray(values, "<f4").tobytes()
 
 
-def echo(td):
+def echo_policy(td):
     """A policy: the action is the first observed number, the log-probability its negative."""
-    seen = td["walker", "observation"]
-    td["walker", "action"] = seen[..., :1].clone()
-    td["walker", "action_log_prob"] = -seen[..., 0]
+    observations = td["walker", "observation"]
+    td["walker", "action"] = observations[..., :1].clone()
+    td["walker", "action_log_prob"] = -observations[..., 0]
     return td
 
 
-def make_server(policy=echo, agents=None, state_size=None, **options):
+def make_server(policy=echo_policy, agents=None, state_size=None, **options):
     """A server that answers when the test calls ``server.flush()``."""
     server = ActionServer(Declared.read(agents or AGENTS, state_size), policy, **options)
     server.schedule = lambda flush: None
@@ -97,13 +97,13 @@ class Clock:
 
 
 def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+    with socket.socket() as server_socket:
+        server_socket.bind(("127.0.0.1", 0))
+        return server_socket.getsockname()[1]
 
 
 @contextlib.contextmanager
-def playing(run, make_clients):
+def run_clients(run, make_clients):
     """Runs each client in a separate thread: ``run(number, client)``.
 
     The threads end with the context; their later errors are ignored.
@@ -136,15 +136,18 @@ def _refuse():
 
 
 @contextlib.contextmanager
-def meeting(port, n=2, caller=False):
+def run_meeting_clients(port, n=2, caller=False):
     """Running clients of the example's environment."""
     from example_meet import Meet, play
     from torchrl_marl_client import Client
 
-    worlds = [Meet(i, caller) for i in range(n)]
+    environments = [Meet(i, caller) for i in range(n)]
 
     def make_clients():
-        return [Client(port=port, agents=world.agents(), patience=60.0) for world in worlds]
+        return [
+            Client(port=port, agents=environment.agents(), patience=60.0)
+            for environment in environments
+        ]
 
-    with playing(lambda i, client: play(worlds[i], client), make_clients) as clients:
+    with run_clients(lambda i, client: play(environments[i], client), make_clients) as clients:
         yield clients

@@ -16,7 +16,7 @@ def make(scenario="dropout", execution="trace", **kwargs):
     return VmasEnv(scenario, execution=execution, **settings)
 
 
-def both(scenario="dropout", **kwargs):
+def make_graph_and_eager(scenario="dropout", **kwargs):
     return make(scenario, **kwargs), make(scenario, "eager", **kwargs)
 
 
@@ -28,14 +28,14 @@ def simulator_rows(env):
     return dict(env.snapshot()["simulator", "batched"].items())
 
 
-def assert_seen(env, td):
+def assert_shows_simulator(env, td):
     """Asserts that reset data equal the simulator's; infos may be those of the last step."""
-    seen = env._read()
-    keys = [key for key in seen.keys(True, True) if "info" not in key]
-    assert_same(seen.select(*keys), td.select(*keys))
+    simulator_state = env._read()
+    keys = [key for key in simulator_state.keys(True, True) if "info" not in key]
+    assert_same(simulator_state.select(*keys), td.select(*keys))
 
 
-class Own(vmas.make_env("dropout", 1).scenario.__class__):
+class WindyScenario(vmas.make_env("dropout", 1).scenario.__class__):
     """A scenario with a wind that all envs share, and an extra number."""
 
     force = 1.0

@@ -43,6 +43,6 @@ def players(folder):
 
 
 def partners(folder, league=None, **settings):
-    world = {"library": "toy", "name": "matching_levers", "num_envs": 16}
+    env = {"library": "toy", "name": "matching_levers", "num_envs": 16}
     league = {"opponents": "none", "partners": "uniform", **(league or {})}
-    return train(folder, league, "toy_matrix_game_mappo", env=world, **settings)
+    return train(folder, league, "toy_matrix_game_mappo", env=env, **settings)

@@ -16,30 +16,34 @@ def assert_masked_slots_change_no_bit(one, other, env, value):
     """Asserts that values of masked entries have no effect on what a learner learns."""
     policy = TeamPolicy(one.actors.values())
     batch = RolloutCollector(env, policy, frames_per_batch=160).rollout()
-    bad = batch.clone()
+    poisoned_batch = batch.clone()
     for name in one.groups:
         mask, alive = batch[name, "mask"], ~batch[name, "done"].squeeze(-1)
         flags = batch["next", name]
-        cut = alive & (flags["truncated"] & ~flags["terminated"]).squeeze(-1)
-        bad = poisoned(bad, (name, "observation"), mask, value)
+        cut_off = alive & (flags["truncated"] & ~flags["terminated"]).squeeze(-1)
+        poisoned_batch = poisoned(poisoned_batch, (name, "observation"), mask, value)
         if (name, "state") in batch.keys(True):
-            bad = poisoned(bad, (name, "state"), mask, value)
-            bad = poisoned(bad, ("next", name, "state"), flags["mask"] | cut, value)
-        bad = poisoned(bad, (name, "action"), mask, value)
-        bad = poisoned(bad, ("next", name, "reward"), alive, value)
-        bad = poisoned(bad, ("next", name, "observation"), flags["mask"] | cut, value)
+            poisoned_batch = poisoned(poisoned_batch, (name, "state"), mask, value)
+            poisoned_batch = poisoned(
+                poisoned_batch, ("next", name, "state"), flags["mask"] | cut_off, value
+            )
+        poisoned_batch = poisoned(poisoned_batch, (name, "action"), mask, value)
+        poisoned_batch = poisoned(poisoned_batch, ("next", name, "reward"), alive, value)
+        poisoned_batch = poisoned(
+            poisoned_batch, ("next", name, "observation"), flags["mask"] | cut_off, value
+        )
     assert not bool(mask.all())
     metrics = []
-    for learner, own in ((one, batch), (other, bad)):
+    for learner, learner_batch in ((one, batch), (other, poisoned_batch)):
         torch.manual_seed(3)
-        metrics.append(learner.learn(own))
+        metrics.append(learner.learn(learner_batch))
     for key, found in metrics[0].items(True, True):
         assert torch.equal(found, metrics[1][key]), key
-    for mine, theirs in zip(states([one]), states([other]), strict=True):
-        assert torch.equal(mine, theirs)
+    for tensor, other_tensor in zip(states([one]), states([other]), strict=True):
+        assert torch.equal(tensor, other_tensor)
 
 
-def trained(make, env, n_batches, seed=0):
+def train_on_batches(make, env, n_batches, seed=0):
     """A trained learner, and the metrics of each batch of 40 frames.
 
     Args:
@@ -58,7 +62,7 @@ def trained(make, env, n_batches, seed=0):
     return learner, metrics
 
 
-def same_weights(*modules):
+def set_same_weights(*modules):
     """Sets weights by row and column, so that they are equal in joined and separate networks."""
     for module in modules:
         for name, parameter in module.named_parameters():
@@ -68,7 +72,7 @@ def same_weights(*modules):
             parameter.data.copy_(0.3 * torch.cos(value).expand_as(parameter))
 
 
-def rows_of_a_run_that_resumes_to_the_bit(recipe, folder, stops):
+def check_resume_and_read_metrics(recipe, folder, stops):
     """Asserts that a stopped run resumes exactly; returns the metrics of the whole run.
 
     Args:
@@ -93,10 +97,10 @@ EXACT = {"rtol": 0.0, "atol": 0.0}
 def assert_same_learning(one, other, **tolerance):
     """Asserts that two trainings, (learners, metrics), have equal states and metrics."""
     (learners, metrics), (others, found) = one, other
-    for mine, theirs in zip(learners, others, strict=True):
-        for name, x in mine.state_dict().items():
+    for item, other_item in zip(learners, others, strict=True):
+        for name, x in item.state_dict().items():
             if isinstance(x, torch.Tensor):
-                torch.testing.assert_close(x, theirs.state_dict()[name], **tolerance)
-    for mine, theirs in zip(metrics, found, strict=True):
-        for key, x in mine.items(True, True):
-            torch.testing.assert_close(x, theirs[key], **tolerance)
+                torch.testing.assert_close(x, other_item.state_dict()[name], **tolerance)
+    for item, other_item in zip(metrics, found, strict=True):
+        for key, x in item.items(True, True):
+            torch.testing.assert_close(x, other_item[key], **tolerance)

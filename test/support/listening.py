@@ -35,10 +35,10 @@ def descendants(pid):
         with contextlib.suppress(OSError):
             parent = int(stat.read_text().rpartition(")")[2].split()[1])
             children.setdefault(parent, []).append(int(stat.parent.name))
-    found, left = [], [pid]
-    while left:
-        found.append(left.pop())
-        left += children.get(found[-1], [])
+    found, pending = [], [pid]
+    while pending:
+        found.append(pending.pop())
+        pending += children.get(found[-1], [])
     return [Path("/proc") / str(one) for one in found]
 
 

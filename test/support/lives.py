@@ -13,8 +13,8 @@ FLAGS = ("done", "terminated", "truncated")
 
 
 def _flags(ended):
-    over = {end: [own == end for own in ended] for end in FLAGS[1:]}
-    return {"done": [own is not None for own in ended]} | over
+    flags = {end: [reason == end for reason in ended] for end in FLAGS[1:]}
+    return {"done": [reason is not None for reason in ended]} | flags
 
 
 class Lives:
@@ -35,28 +35,28 @@ class Lives:
         self.random = random.Random(seed)
         self.n_envs, self.n_agents = n_envs, n_agents
         self.waits, self.cuts, self.births, self.respawns = waits, cuts, births, respawns
-        self.envs = [self.fresh() for _ in range(n_envs)]
+        self.envs = [self.new_env() for _ in range(n_envs)]
 
-    def fresh(self):
-        late = self.random.choices([0, 1, 2, 4], k=self.n_agents)
+    def new_env(self):
+        birth_times = self.random.choices([0, 1, 2, 4], k=self.n_agents)
         if not self.births:
-            late = [0] * self.n_agents
-        late[self.random.randrange(self.n_agents)] = 0
-        env = {"time": 0, "late": late, "ended": [None] * self.n_agents}
-        return env | {"acts": self.acting(env)}
+            birth_times = [0] * self.n_agents
+        birth_times[self.random.randrange(self.n_agents)] = 0
+        env = {"time": 0, "late": birth_times, "ended": [None] * self.n_agents}
+        return env | {"acts": self.draw_acting(env)}
 
-    def acting(self, env):
+    def draw_acting(self, env):
         found = []
-        for late, ended in zip(env["late"], env["ended"]):
-            turn = env["time"] == late or not self.waits or self.random.random() < 0.6
-            found.append(ended is None and env["time"] >= late and turn)
+        for birth_time, ended in zip(env["late"], env["ended"]):
+            turn = env["time"] == birth_time or not self.waits or self.random.random() < 0.6
+            found.append(ended is None and env["time"] >= birth_time and turn)
         return found
 
     def step(self, env):
         """Returns the flags of an environment before and after a step."""
         draw, n = self.random.random, self.n_agents
-        born = [env["time"] >= late for late in env["late"]]
-        now = {"mask": env["acts"]} | _flags(env["ended"])
+        born = [env["time"] >= birth_time for birth_time in env["late"]]
+        step_flags = {"mask": env["acts"]} | _flags(env["ended"])
         gone = [i for i in range(n) if env["ended"][i] is not None]
         for i in range(n):
             if env["ended"][i] is None and born[i]:
@@ -75,18 +75,18 @@ class Lives:
         back = [i for i in gone if self.respawns and root is None and draw() < 0.3]
         for i in back:
             env["ended"][i] = None
-        ended = [root if own is None else own for own in env["ended"]]
-        acts = [a and own is None for a, own in zip(now["mask"], env["ended"])]
+        ended = [root if reason is None else reason for reason in env["ended"]]
+        acts = [a and reason is None for a, reason in zip(step_flags["mask"], env["ended"])]
         if root is None:
-            acts = env["acts"] = self.acting(env)
+            acts = env["acts"] = self.draw_acting(env)
             for i in back:
                 acts[i] = True
         elif root == "terminated":
             acts = [False] * n
-        then, flags = {"mask": acts} | _flags(ended), _flags([root])
+        next_flags, flags = {"mask": acts} | _flags(ended), _flags([root])
         if root is not None:
-            env.update(self.fresh())
-        return now, then, {key: own for key, [own] in flags.items()}
+            env.update(self.new_env())
+        return step_flags, next_flags, {key: reason for key, [reason] in flags.items()}
 
     def batch(self, group, n_steps, features=2):
         """The next steps of all envs, ``[E, T]``, with random rewards and observations."""
@@ -97,20 +97,20 @@ class Lives:
 
         generator = torch.Generator().manual_seed(self.random.randrange(10**9))
         shape = (self.n_envs, n_steps, self.n_agents)
-        seen = torch.randn(2, *shape, features, generator=generator)
-        now = {"observation": seen[0], "mask": stack(0, "mask")}
-        now["action"] = torch.randint(2, shape, generator=generator)
-        then = {"observation": seen[1], "mask": stack(1, "mask")}
-        then["reward"] = torch.randn(*shape, 1, generator=generator)
+        observations = torch.randn(2, *shape, features, generator=generator)
+        step_data = {"observation": observations[0], "mask": stack(0, "mask")}
+        step_data["action"] = torch.randint(2, shape, generator=generator)
+        next_data = {"observation": observations[1], "mask": stack(1, "mask")}
+        next_data["reward"] = torch.randn(*shape, 1, generator=generator)
         for flag in FLAGS:
-            now[flag], then[flag] = (stack(part, flag).unsqueeze(-1) for part in (0, 1))
+            step_data[flag], next_data[flag] = (stack(part, flag).unsqueeze(-1) for part in (0, 1))
         root = {flag: stack(2, flag).unsqueeze(-1) for flag in FLAGS}
-        begin = {flag: torch.zeros_like(own) for flag, own in root.items()}
-        source = {group.name: now, "next": {group.name: then, **root}, **begin}
+        begin = {flag: torch.zeros_like(values) for flag, values in root.items()}
+        source = {group.name: step_data, "next": {group.name: next_data, **root}, **begin}
         return TensorDict(source, [self.n_envs, n_steps])
 
 
-class Plain:
+class EpisodeLists:
     """Flags and rewards of each agent and step, as plain lists.
 
     Args:
@@ -122,15 +122,15 @@ class Plain:
 
     def __init__(self, batch, name, teams=None, learns=None):
         self.n_envs, self.n_steps = batch.shape
-        now, then = batch[name], batch["next", name]
-        self.acts, self.seen = now["mask"].tolist(), then["mask"].tolist()
+        step, next_step = batch[name], batch["next", name]
+        self.acts, self.seen = step["mask"].tolist(), next_step["mask"].tolist()
         self.n_agents = len(self.acts[0][0])
-        self.over = now["done"].squeeze(-1).tolist()
-        self.reward = then["reward"].squeeze(-1).double().tolist()
+        self.done = step["done"].squeeze(-1).tolist()
+        self.reward = next_step["reward"].squeeze(-1).double().tolist()
         self.ends = {
             key: (
                 batch["next", key].squeeze(-1).tolist(),
-                then[key].squeeze(-1).tolist(),
+                next_step[key].squeeze(-1).tolist(),
             )
             for key in FLAGS
         }
@@ -142,7 +142,7 @@ class Plain:
         born, found = set(), []
         for t in range(self.n_steps):
             born |= {i for i in range(self.n_agents) if self.acts[e][t][i]}
-            found.append([i in born and not self.over[e][t][i] for i in range(self.n_agents)])
+            found.append([i in born and not self.done[e][t][i] for i in range(self.n_agents)])
             if self.ends["done"][0][e][t]:
                 born = set()
         return found
@@ -152,10 +152,10 @@ class Plain:
 
     def mean(self, e, i, rows, counts):
         """The mean of rows over the counting and learning agents of a team; 0 if there are none."""
-        who = [j for j in self.team(i) if counts[j] and self.learns[e][j]]
-        return sum(rows[j] for j in who) / len(who) if who else 0.0
+        counted = [j for j in self.team(i) if counts[j] and self.learns[e][j]]
+        return sum(rows[j] for j in counted) / len(counted) if counted else 0.0
 
-    def earned(self, e, t, i, mixed=False, bootstrap="team"):
+    def reward_of(self, e, t, i, mixed=False, bootstrap="team"):
         """Returns the reward of an agent in a step."""
         if self.alive[e][t][i] and not mixed:
             return self.reward[e][t][i]
@@ -165,11 +165,11 @@ class Plain:
 
     def cut_off(self, e, t, i):
         """Whether an agent is truncated in a step and not terminated."""
-        _, own = self.ends["truncated"]
-        _, over = self.ends["terminated"]
-        return self.alive[e][t][i] and own[e][t][i] and not over[e][t][i]
+        _, truncated = self.ends["truncated"]
+        _, terminated = self.ends["terminated"]
+        return self.alive[e][t][i] and truncated[e][t][i] and not terminated[e][t][i]
 
-    def follows(self, e, t, i):
+    def next_step_is_readable(self, e, t, i):
         """Whether an agent has a valid next observation after a step."""
         return self.seen[e][t][i] or self.cut_off(e, t, i)
 
@@ -187,16 +187,16 @@ class Plain:
     def sum_of(self, e, t, i, n, gamma, **kwargs):
         """The discounted sum of up to n steps."""
         steps = self.window(e, t, n)
-        return sum(gamma ** (s - t) * self.earned(e, s, i, **kwargs) for s in steps)
+        return sum(gamma ** (s - t) * self.reward_of(e, s, i, **kwargs) for s in steps)
 
-    def worth(self, e, t, i, values, bootstrap="team"):
+    def next_value(self, e, t, i, values, bootstrap="team"):
         """Returns the bootstrap value of an agent, from agents with a valid next observation."""
-        follows = [self.follows(e, t, j) for j in range(self.n_agents)]
-        over = self.ends["terminated"][bootstrap == "agent"][e][t]
-        over = over[i] if bootstrap == "agent" else over
-        if over:
+        readable = [self.next_step_is_readable(e, t, j) for j in range(self.n_agents)]
+        terminated = self.ends["terminated"][bootstrap == "agent"][e][t]
+        terminated = terminated[i] if bootstrap == "agent" else terminated
+        if terminated:
             return 0.0
-        return values[i] if follows[i] else self.mean(e, i, values, follows)
+        return values[i] if readable[i] else self.mean(e, i, values, readable)
 
     def each(self):
         return ((e, t) for e in range(self.n_envs) for t in range(self.n_steps))

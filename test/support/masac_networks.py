@@ -20,9 +20,9 @@ def networks(group, *, centralized=True, config=SMALL, **kwargs):
 
 def gradients(loss, td):
     """The gradient of each loss with respect to its parameters."""
-    own = {
+    parameters_of = {
         "loss_actor": loss.actor_network.parameters(),
         "loss_value": loss.qvalue_network.parameters(),
         "loss_alpha": [loss.log_alpha],
     }
-    return gradients_of(loss(td), own)
+    return gradients_of(loss(td), parameters_of)

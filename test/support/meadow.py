@@ -51,9 +51,16 @@ class Meadow(MarlEnv):
                 name = f"{kind}_of_{group}"
                 self.rows[name] = (group, slice(n, n + size), o, a)
                 n += size
-                seen, does = Unbounded((o,)), action_of(actions, a)
-                own = state_of(states, o)
-                spec = AgentSpec(name, size, seen, does, action_mask=mask_actions, state_spec=own)
+                observation_spec, action_spec = Unbounded((o,)), action_of(actions, a)
+                state_spec = state_of(states, o)
+                spec = AgentSpec(
+                    name,
+                    size,
+                    observation_spec,
+                    action_spec,
+                    action_mask=mask_actions,
+                    state_spec=state_spec,
+                )
                 self.register_agent(spec, group)
         self.n = n
         self.births = torch.arange(n) % 3
@@ -64,7 +71,7 @@ class Meadow(MarlEnv):
         shape = (self.num_envs, self.n)
         self.age = (-self.births).expand(shape).clone()
         self.span = torch.randint(2, 8, shape)
-        return self._seen()
+        return self._observe()
 
     def _step(self, tensordict):
         pull = []
@@ -75,13 +82,13 @@ class Meadow(MarlEnv):
         earned = 1 - (torch.cat(pull, 1) - self.goal).abs()
         self.age = self.age + 1
         dead = (self.age >= self.span).unsqueeze(-1)
-        out = self._seen()
+        out = self._observe()
         for name, (group, rows, _, _) in self.rows.items():
             leaves = {"reward": earned[:, rows].unsqueeze(-1), "terminated": dead[:, rows]}
             self._put(out, group, name, leaves)
         return out
 
-    def _seen(self):
+    def _observe(self):
         self.goal = torch.rand(self.num_envs, self.n)
         noise = torch.randn(self.num_envs, self.n, 7)
         noise[..., 0], noise[..., 1] = self.goal, self.age / 5
@@ -94,8 +101,8 @@ class Meadow(MarlEnv):
                 legal[..., 0] |= ~legal.any(-1)
                 leaves["action_mask"] = legal
             if self.states is not None:
-                own = STATES[self.states](noise, o)
-                leaves["state"] = own[:, rows]
+                states = STATES[self.states](noise, o)
+                leaves["state"] = states[:, rows]
             self._put(out, group, name, leaves)
         return out
 

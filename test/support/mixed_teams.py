@@ -9,15 +9,15 @@ from torchrl_marl.specs.joining import join
 H = 8
 
 
-def observed(team, *batch, seed=0, alive=0.7):
+def random_inputs(team, *batch, seed=0, alive=0.7):
     """Random padded observations of a team, with random masks."""
     generator = torch.Generator().manual_seed(seed)
     td = TensorDict({}, batch)
     for name, group in team.groups.items():
         n, o = group.n_agents, group.observation_dim
-        seen = torch.randn(*batch, n, o, generator=generator)
+        observations = torch.randn(*batch, n, o, generator=generator)
         own = torch.ones(n, o) if group.observation_mask is None else group.observation_mask
-        leaves = {"observation": seen * own}
+        leaves = {"observation": observations * own}
         leaves["mask"] = torch.rand(*batch, n, generator=generator) < alive
         if group.action_mask_key is not None:
             legal = torch.rand(*batch, n, group.n_actions, generator=generator) < 0.6
@@ -30,7 +30,7 @@ def observed(team, *batch, seed=0, alive=0.7):
     return td
 
 
-def lively(module, seed=5):
+def randomize_parameters(module, seed=5):
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():

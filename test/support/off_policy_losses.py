@@ -8,63 +8,65 @@ from torchrl_marl.modules import RandomActor
 from torchrl_marl.specs.joining import join
 
 
-def steps(group, *batch, seed=0, alive=0.7):
+def random_steps(group, *batch, seed=0, alive=0.7):
     """Random transitions; masks and flags may be inconsistent."""
     td = make_trajectory(group, *batch, seed=seed, alive=alive)
     torch.manual_seed(seed)
     return RandomActor(group)(td)
 
 
-def one_step_of_two(action, mask=(True, True), next_mask=(True, True), **flags):
+def one_step_of_two_agents(action, mask=(True, True), next_mask=(True, True), **flags):
     """Two agents observe 1 and 2, then 2 and 4, and earn 1 and 5; ``flags`` are done flags."""
-    off = {"terminated": [[False], [False]], "truncated": [[False], [False]]} | flags
-    done = (torch.tensor(off["terminated"]) | torch.tensor(off["truncated"])).unsqueeze(0)
-    own = {key: torch.tensor([x]) for key, x in off.items()} | {"done": done}
-    then = {
+    end_flags = {"terminated": [[False], [False]], "truncated": [[False], [False]]} | flags
+    done = (torch.tensor(end_flags["terminated"]) | torch.tensor(end_flags["truncated"])).unsqueeze(
+        0
+    )
+    agent_flags = {key: torch.tensor([x]) for key, x in end_flags.items()} | {"done": done}
+    next_step = {
         "observation": torch.tensor([[[2.0], [4.0]]]),
         "mask": torch.tensor([next_mask]),
         "reward": torch.tensor([[[1.0], [5.0]]]),
     }
-    now = {
+    step = {
         "observation": torch.tensor([[[1.0], [2.0]]]),
         "action": torch.tensor([action]),
         "mask": torch.tensor([mask]),
     }
     root = {key: torch.zeros(1, 1, dtype=torch.bool) for key in ("done", "terminated")}
-    return TensorDict({"car": now, "next": {"car": then | own, **root}}, [1])
+    return TensorDict({"car": step, "next": {"car": next_step | agent_flags, **root}}, [1])
 
 
-def cats_and_mice(kind, sizes, *batch, **settings):
+def two_groups_and_batch(kind, sizes, *batch, **settings):
     """Two groups of different sizes, and a batch of both."""
     cats, mice = (
         make_group(kind, n, name=name, o=o)
         for n, name, o in zip(sizes, ("cat", "mouse"), (4, 3), strict=True)
     )
-    td, other = steps(cats, *batch, **settings), steps(mice, *batch, **settings)
+    td, other = random_steps(cats, *batch, **settings), random_steps(mice, *batch, **settings)
     td["mouse"], td["next", "mouse"] = other["mouse"], other["next", "mouse"]
     return (cats, mice), td
 
 
-def side_by_side(groups, td):
+def join_groups_and_batch(groups, td):
     """The joined group of several groups, and its batch."""
     joined = join(groups)
-    now = joined.gather(td, leaves=("action",), flags=False)
-    then = joined.gather(td["next"], leaves=("reward",), flags=True)
+    step = joined.gather(td, leaves=("action",), flags=False)
+    next_step = joined.gather(td["next"], leaves=("reward",), flags=True)
     root = td["next"].select("done", "terminated")
-    now["next"] = then.update(root)
-    return joined, now
+    step["next"] = next_step.update(root)
+    return joined, step
 
 
 def load_rows(network, joined, i):
     """Copies the i-th group's parameters from the stacked and padded ones."""
-    for mine, theirs in zip(network.parameters(), joined.parameters(), strict=True):
-        mine.data.copy_(theirs.data[i][tuple(slice(0, n) for n in mine.shape)])
+    for parameter, joined_parameter in zip(network.parameters(), joined.parameters(), strict=True):
+        parameter.data.copy_(joined_parameter.data[i][tuple(slice(0, n) for n in parameter.shape)])
 
 
-def gradients_of(terms, own):
+def gradients_of(terms, parameters_of):
     """The terms, and the gradient of each named loss with respect to its parameters."""
     found = []
-    for name, parameters in own.items():
+    for name, parameters in parameters_of.items():
         found += torch.autograd.grad(terms[name].sum(), list(parameters), retain_graph=True)
     return terms, found
 
@@ -88,26 +90,29 @@ def assert_poison_changes_no_bit(gradients, loss, td, *, ends_of_team=False, mas
     """
     group = loss.group
     mask, following = td[group.mask_key], td["next", group.mask_key]
-    seen = following | (mask & _cut_off(td["next", group.name]).squeeze(-1))
+    readable = following | (mask & _cut_off(td["next", group.name]).squeeze(-1))
     if ends_of_team:
-        seen = seen | (mask & _cut_off(td["next"]))
+        readable = readable | (mask & _cut_off(td["next"]))
     hidden = [(group.observation_key, mask), (group.action_key, mask)]
-    hidden += [(("next", group.name, "reward"), mask), (("next", group.name, "observation"), seen)]
+    hidden += [
+        (("next", group.name, "reward"), mask),
+        (("next", group.name, "observation"), readable),
+    ]
     hidden += [(group.action_mask_key, mask)] if masks else []
     torch.manual_seed(1)
     terms, found = gradients(loss, expected := td.clone())
     assert all(bool(g.isfinite().all()) for g in found)
     for value in POISON:
-        bad = td.clone()
+        poisoned_td = td.clone()
         for key, alive in hidden:
-            bad = poisoned(bad, key, alive, value)
+            poisoned_td = poisoned(poisoned_td, key, alive, value)
         torch.manual_seed(1)
-        others, again = gradients(loss, bad)
+        poisoned_terms, poisoned_gradients = gradients(loss, poisoned_td)
         for key, term in terms.items():
-            assert_same(term, others[key], key)
-        for one, other in zip(found, again, strict=True):
+            assert_same(term, poisoned_terms[key], key)
+        for one, other in zip(found, poisoned_gradients, strict=True):
             assert_same(one, other)
-        assert_same(expected[group.name, "td_error"], bad[group.name, "td_error"])
+        assert_same(expected[group.name, "td_error"], poisoned_td[group.name, "td_error"])
     return found
 
 

@@ -24,10 +24,14 @@ class Pets(MarlEnv):
     def _give(self, **extra):
         team = {}
         for spec in self.pets:
-            seen = spec.observation_spec
-            leaves = seen if isinstance(seen, Composite) else {"": seen}
-            own = {key: self._count(leaf, spec.n_agents) for key, leaf in leaves.items()}
-            team[spec.name] = {"observation": own.get("", own)}
+            observation_spec = spec.observation_spec
+            leaves = (
+                observation_spec
+                if isinstance(observation_spec, Composite)
+                else {"": observation_spec}
+            )
+            observations = {key: self._count(leaf, spec.n_agents) for key, leaf in leaves.items()}
+            team[spec.name] = {"observation": observations.get("", observations)}
         team |= extra
         if self.form == "lazy":
             return {"pets": self._lazy(team)}
@@ -45,9 +49,9 @@ class Pets(MarlEnv):
         shared = {key: x for key, x in team.items() if not isinstance(x, dict)}
         for spec in self.pets:
             for i in range(spec.n_agents):
-                own = {key: x[:, i] for key, x in team[spec.name].items()}
-                own |= {key: x[:, start + i] for key, x in shared.items()}
-                rows.append(TensorDict(own, [self.num_envs]))
+                member = {key: x[:, i] for key, x in team[spec.name].items()}
+                member |= {key: x[:, start + i] for key, x in shared.items()}
+                rows.append(TensorDict(member, [self.num_envs]))
             start += spec.n_agents
         return LazyStackedTensorDict(*rows, stack_dim=1)
 

@@ -13,7 +13,7 @@ def picture_group(observation=BYTES, n=3, name="car"):
     return TeamSpec([spec]).groups[name]
 
 
-def lively(module):
+def randomize_parameters(module):
     torch.manual_seed(5)
     with torch.no_grad():
         for parameter in module.parameters():

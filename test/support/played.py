@@ -5,14 +5,14 @@ import torch
 from torchrl_marl.envs import PettingZooEnv
 
 
-def rows(td, group, leaf):
+def step_values(td, group, leaf):
     """A leaf of the first env, step by step."""
     return td[group, leaf].squeeze(-1)[0].tolist()
 
 
-def roll(world, n_steps, **kwargs):
+def rollout_of_ones(pettingzoo_env, n_steps, **kwargs):
     """A rollout of one env in which all actions are 1."""
-    env = PettingZooEnv(world, seed=0, **kwargs)
+    env = PettingZooEnv(pettingzoo_env, seed=0, **kwargs)
 
     def policy(td):
         for group in env.group_map:

@@ -28,7 +28,7 @@ def make_networks(group, *, centralized=True, value_norm=None, share=True, seed=
     return actor, critic
 
 
-def outcome(loss, td, seed=0):
+def outputs_and_gradients(loss, td, seed=0):
     """Outputs and gradients of a loss."""
     parameters = [p for p in loss.parameters() if p.requires_grad]
     for parameter in parameters:
@@ -60,7 +60,7 @@ class Constants(nn.Module):
         return self.values.expand(*observation.shape[:-1], self.values.shape[-1])
 
 
-def by_hand(**kwargs):
+def make_hand_case(**kwargs):
     """Two agents, one step: two actions, each of probability one half."""
     group = make_group("categorical", 2, o=1)
     actor = ProbabilisticActor(
@@ -76,7 +76,7 @@ def by_hand(**kwargs):
     return group, MAPPOLoss(actor, critic, group=group, **kwargs)
 
 
-def hand_batch(mask=(True, True)):
+def make_hand_batch(mask=(True, True)):
     """Ratios 2 and 0.5, advantages 1 and -1, value targets 1 and 8, old values 2.9 and 1."""
     car = {
         "observation": torch.zeros(1, 2, 1),

@@ -40,30 +40,30 @@ def config_of(case):
     return OnPolicyConfig(**(defaults | case.settings))
 
 
-def learners_of(case, own):
+def learners_of(case, shards):
     torch.manual_seed(0)
     team = TeamSpec.from_env(make_meadow(2, case.layout, actions=case.actions))
     execution = case.execution
     learners = build_learners(team, config_of(case), case.groups, execution=execution)
     for learner in learners:
-        learner.use_shards(own, SHARDS, seed=7)
+        learner.use_shards(shards, SHARDS, seed=7)
     return learners
 
 
-def numbers_of(learners):
+def flat_parameters(learners):
     """All parameters and all buffers of the learners, each flattened."""
     weights = [p.detach().reshape(-1) for one in learners for p in one.parameters()]
     buffers = [b.detach().double().reshape(-1) for one in learners for b in one.buffers()]
     return torch.cat(weights), torch.cat(buffers)
 
 
-def alone(case):
+def train_alone(case):
     """Batches, learners, metrics and initial parameters of training in one process."""
     learners = learners_of(dataclasses.replace(case, execution="eager"), range(SHARDS))
     env = make_meadow(E, case.layout, actions=case.actions)
     policy = TeamPolicy(actor for one in learners for actor in one.actors.values())
     collector = RolloutCollector(env, policy, frames_per_batch=E * T)
-    begun = numbers_of(learners)[0]
+    initial = flat_parameters(learners)[0]
     batches, metrics = [], []
     for i in range(case.iterations):
         torch.manual_seed(i)
@@ -71,33 +71,35 @@ def alone(case):
         batches.append(batch.clone())
         torch.manual_seed(i)
         metrics.append([one.learn(batch) for one in learners])
-    return batches, learners, metrics, begun
+    return batches, learners, metrics, initial
 
 
-def split(case, ranks, batches, naive=False):
+def train_on_rank(case, ranks, batches, naive=False):
     """Learns from this rank's part of each batch; ``naive``: only gradients are averaged."""
-    per = SHARDS // ranks.size
-    learners = learners_of(case, range(ranks.rank * per, (ranks.rank + 1) * per))
+    shards_per_rank = SHARDS // ranks.size
+    learners = learners_of(
+        case, range(ranks.rank * shards_per_rank, (ranks.rank + 1) * shards_per_rank)
+    )
     rows = E // ranks.size
     metrics, counted = [], []
-    for one in learners:
-        one.updates.run = counting(one.updates.run, ranks, counted)
+    for learner in learners:
+        learner.updates.run = count_messages(learner.updates.run, ranks, counted)
     for i, batch in enumerate(batches):
-        own = batch[ranks.rank * rows : (ranks.rank + 1) * rows].clone()
+        rank_batch = batch[ranks.rank * rows : (ranks.rank + 1) * rows].clone()
         torch.manual_seed(i)
         if naive:
-            for one in learners:
-                average_gradients(one, ranks)
-                one.learn(own)
+            for learner in learners:
+                average_gradients(learner, ranks)
+                learner.learn(rank_batch)
         else:
             with ranks.active():
-                metrics.append([one.learn(own) for one in learners])
+                metrics.append([learner.learn(rank_batch) for learner in learners])
     # Recording a graph runs one update with the first batch.
     counted = counted[len(learners) :]
     return learners, metrics, sum(n for n, _ in counted) / sum(updates for _, updates in counted)
 
 
-def counting(run, ranks, counted):
+def count_messages(run, ranks, counted):
     """Wraps a learner's updates, and counts messages and updates."""
 
     def counting_run(frames, epochs):
@@ -134,12 +136,15 @@ def average_gradients(learner, ranks):
 def compare(ranks, case, naive=False):
     """Differences between ranks and one process, relative to the change, and other figures."""
     with SINGLE_PROCESS.active():
-        batches, learners, expected, begun = alone(case)
-    own, metrics, messages = split(case, ranks, batches, naive)
-    (weights, buffers), (others, statistics) = numbers_of(learners), numbers_of(own)
-    moved = (weights - begun).norm()
+        batches, learners, expected, initial = train_alone(case)
+    rank_learners, metrics, messages = train_on_rank(case, ranks, batches, naive)
+    (weights, buffers), (others, statistics) = (
+        flat_parameters(learners),
+        flat_parameters(rank_learners),
+    )
+    distance = (weights - initial).norm()
     found = {
-        "weights": ((weights - others).norm() / moved).item(),
+        "weights": ((weights - others).norm() / distance).item(),
         "statistics": ((buffers - statistics).abs() / buffers.abs().clamp_min(1e-3)).max().item(),
         "of_updates": messages,
         "spread": max((others - x).abs().max().item() for x in ranks.all_gather(others)),
@@ -151,11 +156,11 @@ def compare(ranks, case, naive=False):
         ],
     }
     worst = {}
-    for mine, theirs in zip(metrics, expected):
-        for one, other in zip(mine, theirs):
+    for rank_metrics, expected_metrics in zip(metrics, expected):
+        for one, other in zip(rank_metrics, expected_metrics):
             for key, value in other.items(True, True):
-                off = ((one[key] - value).abs() / value.abs().clamp_min(1e-2)).max().item()
-                worst[key[1]] = max(worst.get(key[1], 0.0), off)
+                deviation = ((one[key] - value).abs() / value.abs().clamp_min(1e-2)).max().item()
+                worst[key[1]] = max(worst.get(key[1], 0.0), deviation)
     return found | {"metrics": worst}
 
 

@@ -22,25 +22,25 @@ TALK = {
 }
 
 
-def arena(folder, **overrides):
+def arena_config(folder, **overrides):
     """Two groups, each with deaths, a separate number of epochs and observation statistics."""
-    more = {
+    defaults = {
         "env": {"kwargs": {"n_groups": 2}},
         "distributed": {"collectors": 4},
         "learner": {"normalize_observations": True, "target_kl": 0.01, "num_epochs": 3},
     }
-    return small_config(folder=str(folder), **(more | overrides))
+    return small_config(folder=str(folder), **(defaults | overrides))
 
 
-def talk(folder):
+def talking_config(folder):
     """Recurrent actors and critics with communication."""
     config = small_config("toy_echo_rmappo_talk", folder=str(folder), **TALK)
     return torchrl_marl.recipes.read_config(config, {"distributed": {"collectors": 2}})
 
 
-def early(folder):
+def early_stopping_config(folder):
     """Stops at a return, with checkpoints by time and periodic evaluations."""
-    return arena(
+    return arena_config(
         folder,
         stop_at_return=0.5,
         checkpoint={"every_minutes": 1e-4},
@@ -51,23 +51,29 @@ def early(folder):
 def runs_of_a_rank(folder):
     """Trains, resumes, is interrupted, disagrees and fails; returns the outcomes."""
     rank = int(os.environ["RANK"])
-    said, written = io.StringIO(), []
+    output, written = io.StringIO(), []
     sys.addaudithook(noting_writes(folder, written))
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        torchrl_marl.train(arena(folder / "ranks", logging={"progress": True}))
-        torchrl_marl.train(talk(folder / "talk"))
-        torchrl_marl.train(early(folder / "early"))
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        torchrl_marl.train(arena_config(folder / "ranks", logging={"progress": True}))
+        torchrl_marl.train(talking_config(folder / "talk"))
+        torchrl_marl.train(early_stopping_config(folder / "early"))
         resume(folder / "turns", total_frames=320)
-    found = {"said": said.getvalue(), "written": sorted({Path(path).name for path in written})}
+    found = {"said": output.getvalue(), "written": sorted({Path(path).name for path in written})}
     found["stopped"] = outcome(
-        lambda: torchrl_marl.train(arena(folder / "stopped")), at=25, then=interrupt
+        lambda: torchrl_marl.train(arena_config(folder / "stopped")), at_step=25, action=interrupt
     )
     found["edited"] = outcome(lambda: resume(folder / "edited"))
-    found["disagree"] = outcome(lambda: torchrl_marl.train(arena(folder / "seed", seed=rank)))
-    found["broken"] = outcome(
-        lambda: torchrl_marl.train(arena(folder / "broken")), at=25, then=break_world
+    found["disagree"] = outcome(
+        lambda: torchrl_marl.train(arena_config(folder / "seed", seed=rank))
     )
-    found["bug"] = outcome(lambda: torchrl_marl.train(arena(folder / "bug")), at=5, then=bug)
+    found["broken"] = outcome(
+        lambda: torchrl_marl.train(arena_config(folder / "broken")),
+        at_step=25,
+        action=break_environment,
+    )
+    found["bug"] = outcome(
+        lambda: torchrl_marl.train(arena_config(folder / "bug")), at_step=5, action=bug
+    )
     return found
 
 
@@ -82,15 +88,15 @@ def noting_writes(folder, written):
     return note
 
 
-def outcome(work, at=None, then=None):
-    """The exception of a run, as texts; the second rank calls ``then()`` in step ``at``."""
+def outcome(work, at_step=None, action=None):
+    """The exception of a run, as texts; the second rank calls ``action()`` in step ``at_step``."""
     step, steps = Arena._step, 0
 
     def counting_step(self, tensordict):
         nonlocal steps
         steps += 1
-        if steps == at and os.environ["RANK"] == "1":
-            then()
+        if steps == at_step and os.environ["RANK"] == "1":
+            action()
         return step(self, tensordict)
 
     Arena._step = counting_step
@@ -108,7 +114,7 @@ def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def break_world():
+def break_environment():
     raise SpecError("the environment broke.")
 
 

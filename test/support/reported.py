@@ -13,7 +13,7 @@ HEAD = "iteration,frames,agent_frames,seconds,frames_per_second,agents/episode_r
 EVALUATED = "iteration,frames,seconds,return_mean,return_std,length_mean,episodes"
 
 # Task -> return of the random policy and best return.
-WORLDS = {
+TASKS = {
     "balance": (-8.8, 46.0),
     "navigation": (-0.4, 3.1),
     "transport": (-0.1, 5.2),
@@ -73,11 +73,11 @@ def write_run(
     return folder
 
 
-def write_suite(folder, tasks=tuple(WORLDS), algorithms=None, seeds=5, points=25, frames=480_000):
+def write_suite(folder, tasks=tuple(TASKS), algorithms=None, seeds=5, points=25, frames=480_000):
     """Run folders ``<folder>/<task>/<algorithm>/seed<k>``, as in suites."""
     algorithms = algorithms or ALGORITHMS
     for i, task in enumerate(tasks):
-        random, best = WORLDS[task]
+        random, best = TASKS[task]
         for j, (name, (level, spread)) in enumerate(algorithms.items()):
             for seed in range(seeds):
                 draw = np.random.default_rng([i, j, seed])

@@ -97,11 +97,11 @@ class Node:
     def declare_parameter(self, name, value):
         assert name not in self.declared, f"{name} is declared twice"
         assert value != [], "rclpy takes an empty list for bytes"
-        given = self.given.get(name, value)
-        if type(given) is not type(value):
+        parameter = self.given.get(name, value)
+        if type(parameter) is not type(value):
             expected = type(value).__name__
-            raise InvalidParameterTypeException(f"{name} is {given!r}, expecting {expected}")
-        self.declared[name] = types.SimpleNamespace(value=given)
+            raise InvalidParameterTypeException(f"{name} is {parameter!r}, expecting {expected}")
+        self.declared[name] = types.SimpleNamespace(value=parameter)
         return self.declared[name]
 
     def create_publisher(self, kind, topic, quality):
@@ -156,7 +156,7 @@ def spin(node):
 
 def modules():
     """Returns the modules that a node imports, by name."""
-    held = {
+    contents = {
         "rclpy": {"init": lambda args: None, "spin": spin, "try_shutdown": lambda: None},
         "rclpy.exceptions": {"InvalidParameterTypeException": InvalidParameterTypeException},
         "rclpy.executors": {"ExternalShutdownException": type("Ended", (Exception,), {})},
@@ -167,7 +167,7 @@ def modules():
         "geometry_msgs": {},
         "geometry_msgs.msg": {"Twist": Twist},
     }
-    made = {name: types.ModuleType(name) for name in held}
-    for name, content in held.items():
-        vars(made[name]).update(content)
-    return made
+    fake_modules = {name: types.ModuleType(name) for name in contents}
+    for name, content in contents.items():
+        vars(fake_modules[name]).update(content)
+    return fake_modules

@@ -13,7 +13,7 @@ OBSERVATION, ACTION = ("agents", "observation"), ("agents", "action")
 BATCHES = [(), (5,), (2, 3)]
 
 
-def observed(widths, *batch, leaves=None, path=("agents",)):
+def random_lazy_group(widths, *batch, leaves=None, path=("agents",)):
     """A lazily stacked group of agents with the given observation widths."""
     leaves = leaves or ["observation"] * len(widths)
     rows = [TensorDict({leaf: torch.randn(*batch, w)}, batch) for leaf, w in zip(leaves, widths)]
@@ -23,17 +23,17 @@ def observed(widths, *batch, leaves=None, path=("agents",)):
     return td
 
 
-def dense(n, width, *batch):
-    own = TensorDict({"observation": torch.randn(*batch, n, width)}, [*batch, n])
-    return TensorDict({"agents": own}, batch)
+def random_dense_group(n, width, *batch):
+    group = TensorDict({"observation": torch.randn(*batch, n, width)}, [*batch, n])
+    return TensorDict({"agents": group}, batch)
 
 
-def policy_of(o, a, leaf="observation", out="action", path=("agents",)):
+def make_policy(o, a, leaf="observation", out_key="action", path=("agents",)):
     net = nn.Sequential(nn.Linear(o, 8), nn.Tanh(), nn.Linear(8, a))
-    return TensorDictModule(net, in_keys=[(*path, leaf)], out_keys=[(*path, out)])
+    return TensorDictModule(net, in_keys=[(*path, leaf)], out_keys=[(*path, out_key)])
 
 
-def actor_of(o, a, spec=None, leaf="observation", group="agents"):
+def make_continuous_actor(o, a, spec=None, leaf="observation", group="agents"):
     """An actor with continuous actions of ``a`` features."""
     net = nn.Sequential(nn.Linear(o, 2 * a), NormalParamExtractor())
     keys = {"loc": (group, "loc"), "scale": (group, "scale")}
@@ -49,7 +49,7 @@ def actor_of(o, a, spec=None, leaf="observation", group="agents"):
     )
 
 
-def chooser_of(o, n, group="agents"):
+def make_discrete_actor(o, n, group="agents"):
     """An actor with ``n`` discrete actions."""
     logits = (group, "logits")
     return ProbabilisticActor(
@@ -62,23 +62,23 @@ def chooser_of(o, n, group="agents"):
     )
 
 
-def actions(td, key=ACTION):
+def list_actions(td, key=ACTION):
     return td.get(key, as_list=True)
 
 
-def by_hand(td, players, leaf="observation", group="agents"):
+def actions_one_by_one(td, players, leaf="observation", group="agents"):
     """The output of each agent's module for its observation."""
     members = td[group].unbind(-1)
     return [player.module(member[leaf]) for player, member in zip(players, members)]
 
 
 def assert_actions(td, expected):
-    for found, wanted in zip(actions(td), expected, strict=True):
+    for found, wanted in zip(list_actions(td), expected, strict=True):
         torch.testing.assert_close(found, wanted)
 
 
-def mixed():
+def make_mixed_policy():
     """Two continuous actors with 2 and 3 features, and a discrete one with 4 actions."""
-    actors = [actor_of(5, 2), actor_of(5, 3), chooser_of(3, 4)]
+    actors = [make_continuous_actor(5, 2), make_continuous_actor(5, 3), make_discrete_actor(3, 4)]
     policy = RoutedSequential((actors[0], [0, 3]), (actors[1], [1]), (actors[2], [2]))
-    return actors, policy, lambda *batch: observed([5, 5, 3, 5], *batch)
+    return actors, policy, lambda *batch: random_lazy_group([5, 5, 3, 5], *batch)

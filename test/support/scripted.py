@@ -32,37 +32,37 @@ class Script(ParallelEnv):
     def action_space(self, agent):
         return self.done_by.get(agent, PAIR)
 
-    def _see(self, agents):
-        own = {}
+    def _observe_agents(self, agents):
+        observations = {}
         for agent in agents:
             shape = self.observation_space(agent).shape
-            own[agent] = np.full(shape, self.possible_agents.index(agent), np.float64)
-            own[agent][-1] = self.t
-        return own
+            observations[agent] = np.full(shape, self.possible_agents.index(agent), np.float64)
+            observations[agent][-1] = self.t
+        return observations
 
-    def _tell(self, agents):
+    def _make_infos(self, agents):
         return {a: dict(self.told[min(self.t, len(self.told) - 1)]) for a in agents}
 
     def reset(self, seed=None, options=None):
         self.t, self.agents = 0, list(self.first)
         self.episodes += 1
-        return self._see(self.agents), self._tell(self.agents)
+        return self._observe_agents(self.agents), self._make_infos(self.agents)
 
     def step(self, actions):
         self.got.append(dict(actions))
         step = self.script[min(self.t, len(self.script) - 1)]
         self.t += 1
-        before, words = self.agents, step.get
-        self.agents = words("agents", " ".join(before)).split()
-        told = {*before, *self.agents}
-        seen = self._see(words("sees", " ".join(told)).split())
-        seen |= {a: np.full(2, x) for a, x in words("shows", {}).items()}
+        before, entry_of = self.agents, step.get
+        self.agents = entry_of("agents", " ".join(before)).split()
+        recipients = {*before, *self.agents}
+        observations = self._observe_agents(entry_of("sees", " ".join(recipients)).split())
+        observations |= {a: np.full(2, x) for a, x in entry_of("shows", {}).items()}
         return (
-            seen,
-            words("earns", {}),
-            {a: a in words("dies", "").split() for a in told},
-            {a: a in words("cut", "").split() for a in told},
-            self._tell(told),
+            observations,
+            entry_of("earns", {}),
+            {a: a in entry_of("dies", "").split() for a in recipients},
+            {a: a in entry_of("cut", "").split() for a in recipients},
+            self._make_infos(recipients),
         )
 
 
@@ -70,9 +70,9 @@ class Gambler(Script):
     """Observations and rewards are drawn from the global generators."""
 
     def step(self, actions):
-        seen, _, *rest = super().step(actions)
-        seen = {a: np.array([np.random.rand(), random.random()]) for a in seen}
-        return seen, {a: np.random.rand() for a in seen}, *rest
+        observations, _, *rest = super().step(actions)
+        observations = {a: np.array([np.random.rand(), random.random()]) for a in observations}
+        return observations, {a: np.random.rand() for a in observations}, *rest
 
 
 class Drawn(Script):
@@ -82,7 +82,7 @@ class Drawn(Script):
         super().__init__(*args)
         self.drawn = np.array([np.random.rand(), random.random()])
 
-    def _see(self, agents):
+    def _observe_agents(self, agents):
         return dict.fromkeys(agents, self.drawn)
 
 
@@ -103,7 +103,7 @@ class OwnSource(Script):
         self.seeds = [*getattr(self, "seeds", ()), seed]
         return super().reset(seed, options)
 
-    def _see(self, agents):
+    def _observe_agents(self, agents):
         return {a: np.array([self.source.random(), self.t]) for a in agents}
 
 
@@ -163,12 +163,12 @@ class Turns(AECEnv):
         if self.terminations[mover] or self.truncations[mover]:
             return self._was_dead_step(action)
         self.move += 1
-        words = self.plan.get(self.move, {})
-        earns = words.get("earns", {a: 1 if a == mover else -10 for a in self.agents})
+        entries = self.plan.get(self.move, {})
+        earns = entries.get("earns", {a: 1 if a == mover else -10 for a in self.agents})
         self.rewards = {a: earns.get(a, 0) for a in self.agents}
-        for a in words.get("dies", "").split():
+        for a in entries.get("dies", "").split():
             self.terminations[a] = True
-        for a in words.get("cut", "").split():
+        for a in entries.get("cut", "").split():
             self.truncations[a] = True
         if self.move == self.n_moves:
             self.terminations = dict.fromkeys(self.agents, True)

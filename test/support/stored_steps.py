@@ -17,7 +17,7 @@ KEYS = [
 ]
 
 
-def some_batch(n_steps, n_envs=E, n_agents=3):
+def random_batch(n_steps, n_envs=E, n_agents=3):
     """Random steps, of which about one in ten ends an episode; masks may be inconsistent."""
 
     def agents():
@@ -29,16 +29,16 @@ def some_batch(n_steps, n_envs=E, n_agents=3):
     terminated = torch.rand(n_envs, n_steps, 1) < 0.07
     done = terminated | (torch.rand(n_envs, n_steps, 1) < 0.05)
     action = torch.randint(9, (n_envs, n_steps, n_agents))
-    then = {**agents(), "reward": torch.randn(n_envs, n_steps, n_agents, 1)}
+    next_data = {**agents(), "reward": torch.randn(n_envs, n_steps, n_agents, 1)}
     flags = {"done": done, "terminated": terminated}
-    source = {"agents": {**agents(), "action": action}, "next": {"agents": then, **flags}}
+    source = {"agents": {**agents(), "action": action}, "next": {"agents": next_data, **flags}}
     return TensorDict(source, [n_envs, n_steps])
 
 
-def wrapped(priority=None, n_batches=9, length=7):
+def make_wrapped_replay(priority=None, n_batches=9, length=7):
     """A buffer that wrapped around in the middle of a batch, and its content in order of time."""
     replay = TeamReplay(S, E, KEYS, priority)
-    history = [some_batch(length) for _ in range(n_batches)]
+    history = [random_batch(length) for _ in range(n_batches)]
     for batch in history:
         replay.extend(batch)
     return replay, torch.cat(history, 1)[:, -S:]

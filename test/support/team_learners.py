@@ -24,8 +24,8 @@ def config_of(critic=None, **settings):
 def learners_of(team, config, apart=(), seed=0):
     """``apart``: groups with separate settings."""
     torch.manual_seed(seed)
-    own = {name: {"gamma": 0.9 - 0.01 * i} for i, name in enumerate(apart)}
-    return build_learners(team, config, own)
+    group_settings = {name: {"gamma": 0.9 - 0.01 * i} for i, name in enumerate(apart)}
+    return build_learners(team, config, group_settings)
 
 
 def policy_of(learners):

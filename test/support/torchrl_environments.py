@@ -30,11 +30,11 @@ class StarCraft:
             assert legal[int(action)], "Agent 0 cannot perform action 1"
         self.sent.append([int(action) for action in actions])
         self.steps += 1
-        late, won = self.steps >= self.limit, self.steps >= 6
+        timed_out, won = self.steps >= self.limit, self.steps >= 6
         info = {"battle_won": won, "dead_allies": int(self.steps >= 2), "dead_enemies": 0}
-        if late and not won:
+        if timed_out and not won:
             info["episode_limit"] = True
-        return 0.5 * self.steps, late or won, info
+        return 0.5 * self.steps, timed_out or won, info
 
     def get_obs(self):
         return np.full((3, 5), self.steps / 10)
@@ -73,10 +73,15 @@ class Substrate:
         return self.timestep()
 
     def timestep(self):
-        seen = {"RGB": np.full((4, 4, 3), self.steps, np.uint8), "READY_TO_SHOOT": np.ones(1)}
-        seen["WORLD.RGB"] = np.zeros((6, 6, 3), np.uint8)
+        observation = {
+            "RGB": np.full((4, 4, 3), self.steps, np.uint8),
+            "READY_TO_SHOOT": np.ones(1),
+        }
+        observation["WORLD.RGB"] = np.zeros((6, 6, 3), np.uint8)
         reward = [np.float64(self.steps), np.float64(-self.steps)]
-        return SimpleNamespace(observation=[seen] * 2, reward=reward, last=lambda: self.steps >= 3)
+        return SimpleNamespace(
+            observation=[observation] * 2, reward=reward, last=lambda: self.steps >= 3
+        )
 
     def close(self):
         pass
@@ -91,17 +96,17 @@ class MeltingPot(MeltingpotWrapper):
         self.agent_names_to_indices_map = {"player_0": 0, "player_1": 1}
         self._make_group_map()
         picture = Unbounded((4, 4, 3), dtype=torch.uint8)
-        seen = Composite(RGB=picture, READY_TO_SHOOT=Unbounded((1,), dtype=torch.float64))
+        player_spec = Composite(RGB=picture, READY_TO_SHOOT=Unbounded((1,), dtype=torch.float64))
         specs = {
-            "observation": Composite(observation=seen),
+            "observation": Composite(observation=player_spec),
             "action": Composite(action=Categorical(5)),
             "reward": Composite(reward=Unbounded((1,), dtype=torch.float64)),
         }
         specs = {key: torch.stack([spec, spec.clone()], 0) for key, spec in specs.items()}
-        world = Unbounded((6, 6, 3), dtype=torch.uint8)
+        picture_spec = Unbounded((6, 6, 3), dtype=torch.uint8)
         self.done_spec = Composite(done=Categorical(2, shape=(1,), dtype=torch.bool))
         self.action_spec = Composite(agents=specs["action"])
-        self.observation_spec = Composite(agents=specs["observation"], RGB=world)
+        self.observation_spec = Composite(agents=specs["observation"], RGB=picture_spec)
         self.reward_spec = Composite(agents=specs["reward"])
 
 
@@ -188,10 +193,10 @@ class Crew(EnvBase):
         pass
 
     def _reset(self, tensordict=None, **kwargs):
-        fresh = None if tensordict is None else tensordict.get(("crew", "_reset"), None)
-        every = torch.ones_like(self.steps, dtype=torch.bool)
-        fresh = every if fresh is None else fresh.all(-2, keepdim=True)
-        self.steps = torch.where(fresh, 0, self.steps)
+        restarted = None if tensordict is None else tensordict.get(("crew", "_reset"), None)
+        all_envs = torch.ones_like(self.steps, dtype=torch.bool)
+        restarted = all_envs if restarted is None else restarted.all(-2, keepdim=True)
+        self.steps = torch.where(restarted, 0, self.steps)
         return self.give()
 
     def _step(self, tensordict):

@@ -15,7 +15,7 @@ import torchrl_marl
 PACKAGE = Path(torchrl_marl.__file__).resolve().parent
 
 
-class Walk:
+class CallRecorder:
     """Records the files of the package whose functions are called, in total and in ``learn``."""
 
     def __init__(self):
@@ -43,21 +43,21 @@ def is_learn(frame):
     return code.co_name == "learn" and code.co_filename.startswith(f"{PACKAGE}/learners/")
 
 
-def walked(recipe, **overrides):
+def files_of_an_iteration(recipe, **overrides):
     """The files that the second iteration enters, in total and within ``learn``."""
-    walk = Walk()
+    recorder = CallRecorder()
     with tempfile.TemporaryDirectory() as folder:
         steps = torchrl_marl.iterate(recipe, folder=f"{folder}/run", **overrides)
         next(steps)
-        sys.settrace(walk)
+        sys.settrace(recorder)
         next(steps)
         sys.settrace(None)
         for _ in steps:
             pass
-    return {"files": sorted(walk.files), "learning": sorted(walk.learning)}
+    return {"files": sorted(recorder.files), "learning": sorted(recorder.learning)}
 
 
-def loaded(recipe, **overrides):
+def modules_of_a_run(recipe, **overrides):
     """The modules of the package that a whole run loads."""
     with tempfile.TemporaryDirectory() as folder:
         torchrl_marl.train(recipe, folder=f"{folder}/run", **overrides)
@@ -65,6 +65,8 @@ def loaded(recipe, **overrides):
 
 
 if __name__ == "__main__":
-    given = json.loads(sys.argv[1])
-    whole = given.pop("whole")
-    print(json.dumps(loaded(**given) if whole else walked(**given)))
+    settings = json.loads(sys.argv[1])
+    whole_run = settings.pop("whole")
+    print(
+        json.dumps(modules_of_a_run(**settings) if whole_run else files_of_an_iteration(**settings))
+    )

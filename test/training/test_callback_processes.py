@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from rank_runs import arena
+from rank_runs import arena_config
 from ranked import on_ranks
 from runs import table
 
@@ -117,7 +117,7 @@ class OnTheFirst(Callback):
 
 def run_of_a_rank(folder):
     own = OnTheFirst()
-    run = torchrl_marl.train(arena(folder / "run", total_frames=400), callbacks=[own])
+    run = torchrl_marl.train(arena_config(folder / "run", total_frames=400), callbacks=[own])
     found = own.calls, run.frames, run.summary["stopped"]
     run = resume(folder / "run", callbacks=[OnTheFirst()], total_frames=480)
     return (*found, run.frames)
@@ -133,7 +133,7 @@ def test_callbacks_run_on_first_rank_and_others_follow(tmp_path):
     assert state["learners"][0]["_extra_state"]["optimizer"]["param_groups"][0]["lr"] == 1e-4
     # If a rank had not followed, its networks and the summed metrics would differ.
     alone = torchrl_marl.train(
-        arena(tmp_path / "alone", total_frames=240), callbacks=[OnTheFirst()]
+        arena_config(tmp_path / "alone", total_frames=240), callbacks=[OnTheFirst()]
     )
     rows, others = (table(folder / "metrics.csv") for folder in (tmp_path / "run", alone.folder))
     for row, other in zip(rows, others, strict=False):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from runs import assert_equal, assert_same_run, final_state, small_config, table
-from tiers import later
+from tiers import second_tier_cases
 
 import torchrl_marl
 from torchrl_marl import Callback
@@ -279,7 +279,7 @@ def test_callbacks_change_settings_of_other_algorithms(tmp_path, recipe):
     assert_equal(one, other)
 
 
-@pytest.mark.parametrize("execution", ["eager", *later("runs", "trace")])
+@pytest.mark.parametrize("execution", ["eager", *second_tier_cases("runs", "trace")])
 @pytest.mark.parametrize("schedule", ["constant", "linear"])
 def test_changed_learning_rate_equals_one_from_the_settings(tmp_path, schedule, execution):
     """Exactly, with schedules, and in graphs."""

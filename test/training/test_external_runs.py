@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import yaml
-from external import free_port, meeting
+from external import free_port, run_meeting_clients
 from runs import table
 
 import torchrl_marl
@@ -34,7 +34,7 @@ def small(tmp_path, port, **more):
 
 def test_external_run_trains_and_resumes_with_its_clients(tmp_path, capfd):
     port = free_port()
-    with meeting(port):
+    with run_meeting_clients(port):
         run = torchrl_marl.train("external_meet_mappo", **small(tmp_path, port))
         rows = table(run.folder / "metrics.csv")
         assert [int(row["frames"]) for row in rows] == [120, 240]
@@ -74,7 +74,7 @@ def test_external_run_trains_and_resumes_with_its_clients(tmp_path, capfd):
 )
 def test_external_run_with_other_learners(tmp_path, more):
     port = free_port()
-    with meeting(port):
+    with run_meeting_clients(port):
         run = torchrl_marl.train("external_meet_mappo", **small(tmp_path, port, **more))
     assert len(table(run.folder / "metrics.csv")) == 2
 
@@ -82,7 +82,7 @@ def test_external_run_with_other_learners(tmp_path, more):
 def test_two_algorithms_on_one_listener(tmp_path):
     port = free_port()
     more = {"groups": {"caller": {"learning_starts": 120, "minibatch_size": 32}}}
-    with meeting(port, caller=True):
+    with run_meeting_clients(port, caller=True):
         run = torchrl_marl.train("external_meet_mappo_iql", **small(tmp_path, port, **more))
     row = table(run.folder / "metrics.csv")[-1]
     assert float(row["caller/updates"]) > 0 and "walker/clip_fraction" in row
@@ -93,7 +93,7 @@ def test_replay_sequences_end_with_each_external_batch(tmp_path):
     port = free_port()
     learner = {"algorithm": "masac", "learning_starts": 120, "n_step": 3, "minibatch_size": 8}
     config = load_config("external_meet_mappo", small(tmp_path, port, learner=learner))
-    with meeting(port):
+    with run_meeting_clients(port):
         training = start_training(config, None)
         try:
             training.step()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.leagues import EXPLOITED, player_files, players, settings_of, train
 from support.runs import assert_equal, final_state, table
-from support.tiers import later
+from support.tiers import second_tier_cases
 
 import torchrl_marl
 from torchrl_marl.collectors.team import carry_from_dict
@@ -16,7 +16,9 @@ from torchrl_marl.training import Run, iterate
 from torchrl_marl.training.pool import TABLE
 
 
-@pytest.mark.parametrize("match", ["pfsp", "exploited", *later("runs", "latest", "nash")])
+@pytest.mark.parametrize(
+    "match", ["pfsp", "exploited", *second_tier_cases("runs", "latest", "nash")]
+)
 def test_league_resumes_exactly(match, tmp_path):
     league = EXPLOITED if match == "exploited" else {"opponents": match}
     train(tmp_path / "whole", league)

@@ -4,9 +4,9 @@ from functools import partial
 
 import pytest
 import torch
-from learner_twins import rows_of_a_run_that_resumes_to_the_bit
+from learner_twins import check_resume_and_read_metrics
 from runs import small_config
-from support.tiers import later
+from support.tiers import second_tier_cases
 
 import torchrl_marl
 from torchrl_marl.envs import make_env, with_memory
@@ -24,14 +24,16 @@ def recipe(folder, **overrides):
     return read_config(config, {"learner": learner})
 
 
-@pytest.mark.parametrize("algorithm", ["mappo", *later("runs", "happo")])
+@pytest.mark.parametrize("algorithm", ["mappo", *second_tier_cases("runs", "happo")])
 def test_run_with_memory_resumes_exactly_in_mid_episode(algorithm, tmp_path):
     make = partial(recipe, learner={"algorithm": algorithm})
-    rows = rows_of_a_run_that_resumes_to_the_bit(make, tmp_path, (1, 2))
+    rows = check_resume_and_read_metrics(make, tmp_path, (1, 2))
     assert len(rows) == 4
 
 
-@pytest.mark.parametrize("algorithm", ["qmix", "masac", *later("runs", "haddpg", "hatd3", "hasac")])
+@pytest.mark.parametrize(
+    "algorithm", ["qmix", "masac", *second_tier_cases("runs", "haddpg", "hatd3", "hasac")]
+)
 def test_off_policy_run_with_memory_resumes_exactly(algorithm, tmp_path):
     learner = {"algorithm": algorithm, "learning_starts": 80, "updates_per_frame": 0.05,
                "actor.memory": "gru", "actor.num_cells": [8], "window": 5, "burn_in": 2,
@@ -44,7 +46,7 @@ def test_off_policy_run_with_memory_resumes_exactly(algorithm, tmp_path):
                   "logging": {"progress": False}}  # fmt: skip
         return read_config(read_config("toy_arena_mappo", config), {"learner": learner})
 
-    rows = rows_of_a_run_that_resumes_to_the_bit(make, tmp_path, (2,))
+    rows = check_resume_and_read_metrics(make, tmp_path, (2,))
     assert len(rows) == 4
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 from runs import assert_same_run, small_config, table
-from tiers import later
+from tiers import second_tier_cases
 from torchrl.envs import TransformedEnv
 
 from torchrl_marl.apps.cli.main import main
@@ -34,7 +34,7 @@ def config_of(world, folder, **overrides):
 
 @pytest.mark.parametrize(
     ("world", "execution"),
-    [("arena", "eager"), *later("runs", ("balance", "eager"), ("balance", "trace"))],
+    [("arena", "eager"), *second_tier_cases("runs", ("balance", "eager"), ("balance", "trace"))],
 )
 def test_randomized_run_resumes_exactly(world, execution, tmp_path):
     options = {"total_frames": 320, "execution": execution}

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from threads import by_threads
+from threads import run_on_thread_ranks
 
 from torchrl_marl.functional import masked_moments, masked_standardize
 from torchrl_marl.functional.statistics import PerGroup
@@ -35,7 +35,7 @@ def test_moments_and_any_over_ranks_equal_the_whole(whole, membership, masked):
         return torch.stack([*per.moments(value, mask if masked else None), per.any(mask)])
 
     expected = found(whole)
-    for own in by_threads(found, *parts_of(whole)):
+    for own in run_on_thread_ranks(found, *parts_of(whole)):
         torch.testing.assert_close(own, expected)
 
 
@@ -54,7 +54,7 @@ def test_means_with_the_total_count_sum_to_the_whole(whole, membership):
 def test_standardized_values_over_ranks_equal_the_whole(whole, membership, exclude):
     per = PerGroup(membership)
     expected = per.standardize(*whole, exclude)
-    found = by_threads(lambda part: per.standardize(*part, exclude), *parts_of(whole))
+    found = run_on_thread_ranks(lambda part: per.standardize(*part, exclude), *parts_of(whole))
     torch.testing.assert_close(torch.cat(found), expected)
     first = parts_of(whole)[0]
     assert not torch.allclose(per.standardize(*first, exclude), expected[:4])
@@ -62,10 +62,12 @@ def test_standardized_values_over_ranks_equal_the_whole(whole, membership, exclu
 
 def test_functions_use_only_given_ranks(whole):
     apart = [masked_moments(*part) for part in parts_of(whole)]
-    found = by_threads(lambda part: masked_moments(*part), *parts_of(whole))
+    found = run_on_thread_ranks(lambda part: masked_moments(*part), *parts_of(whole))
     assert all(torch.equal(x, y) for one, two in zip(apart, found) for x, y in zip(one, two))
     expected = masked_standardize(*whole)
-    found = by_threads(lambda part: masked_standardize(*part, ranks=current()), *parts_of(whole))
+    found = run_on_thread_ranks(
+        lambda part: masked_standardize(*part, ranks=current()), *parts_of(whole)
+    )
     torch.testing.assert_close(torch.cat(found), expected)
 
 
@@ -78,7 +80,7 @@ def test_observation_norm_over_ranks_equals_the_whole(whole, kinds):
         return torch.cat([x.reshape(-1) for x in (norm.count, norm.mean, norm.variance)])
 
     expected = found(whole)
-    for own in by_threads(found, *parts_of(whole)):
+    for own in run_on_thread_ranks(found, *parts_of(whole)):
         torch.testing.assert_close(own, expected)
 
 
@@ -92,11 +94,11 @@ def test_value_norm_over_ranks_with_a_fully_masked_part(whole):
     mask = torch.cat([nobody, whole[1][4:]])
     expected = found((whole[0], mask))
     assert bool((expected[2] > 0).all())
-    for own in by_threads(found, *parts_of((whole[0], mask))):
+    for own in run_on_thread_ranks(found, *parts_of((whole[0], mask))):
         torch.testing.assert_close(own, expected)
 
 
 def test_ranks_are_current_only_while_learning():
     assert current() is SINGLE_PROCESS
-    assert by_threads(lambda part: current().size, 0, 0) == [2, 2]
+    assert run_on_thread_ranks(lambda part: current().size, 0, 0) == [2, 2]
     assert current() is SINGLE_PROCESS and SINGLE_PROCESS.row_of_rank(torch.ones(2)).shape == (1, 2)

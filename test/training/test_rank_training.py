@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from rank_runs import arena, early, runs_of_a_rank, talk
+from rank_runs import arena_config, early_stopping_config, runs_of_a_rank, talking_config
 from ranked import on_ranks
 from runs import final_state, replaced, small_config, table
 
@@ -22,8 +22,10 @@ from torchrl_marl.training.process_group import resolve_config
 def found():
     """The folder of the runs and the outcome of each rank."""
     folder = Path(tempfile.mkdtemp())
-    torchrl_marl.train(arena(folder / "turns", total_frames=160))
-    edited = torchrl_marl.train(arena(folder / "edited", total_frames=160)).folder / "config.yaml"
+    torchrl_marl.train(arena_config(folder / "turns", total_frames=160))
+    edited = (
+        torchrl_marl.train(arena_config(folder / "edited", total_frames=160)).folder / "config.yaml"
+    )
     edited.write_text(edited.read_text().replace("  lr: 0.0005", "  lr: 0.1"))
     outcomes = on_ranks(2, runs_of_a_rank, folder, joined=False)
     resume(folder / "turns", total_frames=480)
@@ -64,21 +66,23 @@ def assert_alike(folder, other, bound=1e-4):
 def test_two_ranks_equal_one_process(name):
     """Also if one process started and finished the run, or it was interrupted."""
     folder, _ = found()
-    assert_alike(folder / name, alone(arena))
+    assert_alike(folder / name, alone(arena_config))
 
 
 def test_memory_and_communication_over_ranks():
     folder, _ = found()
-    assert_alike(folder / "talk", alone(talk))
+    assert_alike(folder / "talk", alone(talking_config))
     states = final_state(folder / "talk")["learners"][0]["_extra_state"]["critic_states"]
-    expected = final_state(alone(talk))["learners"][0]["_extra_state"]["critic_states"]
+    expected = final_state(alone(talking_config))["learners"][0]["_extra_state"]["critic_states"]
     for name, state in states.items():
         torch.testing.assert_close(state, expected[name], rtol=1e-4, atol=1e-4)
 
 
 def test_ranks_stop_together_at_a_return():
     folder, _ = found()
-    rows, expected = (table(path / "metrics.csv") for path in (folder / "early", alone(early)))
+    rows, expected = (
+        table(path / "metrics.csv") for path in (folder / "early", alone(early_stopping_config))
+    )
     assert 1 < len(rows) == len(expected) < 6
     assert len(list((folder / "early" / "checkpoints").iterdir())) > 1
 
@@ -86,7 +90,7 @@ def test_ranks_stop_together_at_a_return():
 @pytest.mark.processes
 def test_checkpoint_of_ranks_equals_that_of_one_process():
     folder, _ = found()
-    state, expected = final_state(folder / "ranks"), final_state(alone(arena))
+    state, expected = final_state(folder / "ranks"), final_state(alone(arena_config))
     assert set(state) == set(expected)
     assert len(state["collector"]["shards"]) == 4
     assert state["collector"]["frames"] == expected["collector"]["frames"] == 480
@@ -190,4 +194,4 @@ def test_resume_on_ranks_without_shards_raises(tmp_path):
     with pytest.raises(ConfigError, match="distributed.collectors is null, so that the run has"):
         resolve_config(small_config(), Two(), resumed=True)
     assert resolve_config(small_config(), Two()).distributed.collectors == 2
-    assert resolve_config(arena(tmp_path), Two(), resumed=True).distributed.collectors == 4
+    assert resolve_config(arena_config(tmp_path), Two(), resumed=True).distributed.collectors == 4

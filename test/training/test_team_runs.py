@@ -4,7 +4,7 @@ import pytest
 import torch
 from meadow import Meadow
 from runs import assert_equal, assert_same_run, final_state, small_config, table
-from support.tiers import first
+from support.tiers import first_tier_cases
 from torchrl.envs.utils import MarlGroupMapType
 
 from torchrl_marl.envs import VmasEnv
@@ -62,7 +62,7 @@ def at(config, folder, **overrides):
     return small_config(config, folder=str(folder), total_frames=320, **overrides)
 
 
-@pytest.mark.parametrize("world", first({"one random"}, WORLDS, "runs"))
+@pytest.mark.parametrize("world", first_tier_cases({"one random"}, WORLDS, "runs"))
 def test_resume_is_exact(world, tmp_path):
     config = WORLDS[world]()
     whole = train(at(config, tmp_path / "whole"))
@@ -167,8 +167,8 @@ def test_state_critic_in_env_without_state_raises(tmp_path):
         def register_state(self, spec):
             pass
 
-        def _seen(self):
-            seen = super()._seen()
+        def _observe(self):
+            seen = super()._observe()
             del seen["state"]
             return seen
 

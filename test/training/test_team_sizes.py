@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from learner_twins import assert_masked_slots_change_no_bit, rows_of_a_run_that_resumes_to_the_bit
+from learner_twins import assert_masked_slots_change_no_bit, check_resume_and_read_metrics
 from runs import small_config
 from torchrl.data import Categorical, Unbounded
 
@@ -196,7 +196,7 @@ def test_resume_is_exact(tmp_path):
         env = {"kwargs": {"n_agents": [2, 4]}}
         return small_config(total_frames=320, folder=str(folder), env=env)
 
-    assert len(rows_of_a_run_that_resumes_to_the_bit(make, tmp_path, (2,))) == 4
+    assert len(check_resume_and_read_metrics(make, tmp_path, (2,))) == 4
 
 
 @pytest.mark.learning

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from runs import assert_equal, assert_same_run, final_state, small_config, table
-from support.tiers import later
+from support.tiers import second_tier_cases
 from torchrl.envs import TransformedEnv
 from torchrl.envs.transforms import RewardSum
 
@@ -233,7 +233,7 @@ BROKEN = {"n_agents": 3, "years": 4, "lives": 2, "max_steps": 13, "seed": 0}
 
 @pytest.mark.parametrize("what", ["observation", "reward", "state"])
 @pytest.mark.parametrize(
-    "when", [24, *later("runs", 30, 39), 40]
+    "when", [24, *second_tier_cases("runs", 30, 39), 40]
 )  # evaluation before training takes up to 13
 def test_nan_of_the_environment_raises_and_keeps_checkpoint(what, when, tmp_path):
     config = at(WORLDS["arena"](), tmp_path / "run", **{"checkpoint.every_iterations": 1})

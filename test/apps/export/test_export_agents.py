@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from exported import played_alone, team_policy
+from exported import check_players_alone, team_policy
 from shared_networks import SETTINGS, config_of
 from tensordict import TensorDict
 from torchrl.data import Bounded, Categorical, Composite, Unbounded
@@ -48,7 +48,7 @@ class TestActors:
     @pytest.mark.parametrize("make", [make_actor, make_deterministic_actor])
     def test_policy_actors(self, make, environment):
         joined = "groups" in environment
-        found = played_alone(
+        found = check_players_alone(
             arena(**WORLDS[environment]),
             make,
             config=NetworkConfig([8]),
@@ -63,7 +63,7 @@ class TestActors:
     @pytest.mark.parametrize("make", [make_q_actor, dueling])
     def test_q_actors(self, make, environment):
         joined = "groups" in environment
-        found = played_alone(
+        found = check_players_alone(
             arena(**WORLDS[environment]), make, config=NetworkConfig([8]), joined=joined
         )
         assert (found.differ, found.largest < 1e-5) == (0, True)
@@ -104,7 +104,9 @@ class TestSharing:
     def test_every_kind_of_sharing(self, way, kinds):
         joined = kinds == 2
         env = arena(kinds=kinds, n_groups=kinds)
-        found = played_alone(env, make_actor, config=config_of(way), joined=joined, normed=joined)
+        found = check_players_alone(
+            env, make_actor, config=config_of(way), joined=joined, normed=joined
+        )
         assert (found.differ, found.largest < 1e-5) == (0, True)
 
     def test_parameters_of_other_agents_are_not_exported(self):
@@ -135,7 +137,7 @@ class TestMemory:
     def test_every_kind_of_memory(self, kind):
         memory = MemoryConfig(kind, size=6, layers=2)
         config = RecurrentNetworkConfig([8], memory=memory, layer_norm=kind == "lru")
-        found = played_alone(arena(action_mask=True), make_actor, config=config, normed=True)
+        found = check_players_alone(arena(action_mask=True), make_actor, config=config, normed=True)
         assert (found.differ, found.largest < 1e-5) == (0, True)
 
     @pytest.mark.parametrize("way", ["none", "trunk", "agent_id", "index", "group"])
@@ -145,7 +147,7 @@ class TestMemory:
         memory = MemoryConfig(kind, size=6)
         config = RecurrentNetworkConfig([8], memory=memory, sharing=way, sharing_index=index)
         env = arena(kinds=2, n_groups=2)
-        found = played_alone(env, make_actor, config=config, joined=True)
+        found = check_players_alone(env, make_actor, config=config, joined=True)
         assert (found.differ, found.largest < 1e-5) == (0, True)
 
     def test_reset_clears_the_memory(self):

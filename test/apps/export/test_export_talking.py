@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from exported import played_alone, team_policy
+from exported import check_players_alone, team_policy
 from torchrl.data import Categorical, Unbounded
 
 from torchrl_marl import AgentSpec, TeamSpec
@@ -66,7 +66,7 @@ CASES += [(talk, parts) for talk in ("tarmac", "bicnet") for parts in PARTS]
 def test_every_kind_of_communication(talk, parts):
     memory, order = "none" if parts == "alone" else "gru", parts.partition(" ")[0]
     order = "before" if parts == "alone" else order
-    found = played_alone(
+    found = check_players_alone(
         arena(), make_actor, config=config_of(TALKS[talk], memory, order), normed=True
     )
     assert found.actions > 24
@@ -76,14 +76,14 @@ def test_every_kind_of_communication(talk, parts):
 @pytest.mark.parametrize("make", [make_deterministic_actor, make_q_actor])
 @pytest.mark.parametrize("kind", ["commnet", "bicnet"])
 def test_q_and_deterministic_actors(make, kind):
-    found = played_alone(arena(), make, config=config_of({"kind": kind}, "lstm", "after"))
+    found = check_players_alone(arena(), make, config=config_of({"kind": kind}, "lstm", "after"))
     assert (found.differ, found.largest < 1e-5) == (0, True)
 
 
 @pytest.mark.parametrize("across", [False, True])
 def test_groups_of_kinds(across):
     config = config_of({"kind": "tarmac"}, "lru", sharing="none", of={"across_groups": across})
-    found = played_alone(arena(kinds=2, n_groups=2), make_actor, config=config, joined=True)
+    found = check_players_alone(arena(kinds=2, n_groups=2), make_actor, config=config, joined=True)
     assert (found.differ, found.largest < 1e-5) == (0, True)
 
 

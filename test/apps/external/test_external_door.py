@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from external import AGENTS, CLIENTS, Clock, Pen, echo
+from external import AGENTS, CLIENTS, Clock, ManualClient, echo_policy
 from torchrl_marl_client import Client
 
 from torchrl_marl.apps.external.declaration import Declared
@@ -30,7 +30,7 @@ def opened():
     def make(host="127.0.0.1", max_message_bytes=1 << 16, hello_timeout=10.0, port=0, **options):
         agents = options.pop("agents", AGENTS)
         options["max_message_bytes"] = max_message_bytes
-        server = ActionServer(Declared.read(agents), echo, **options)
+        server = ActionServer(Declared.read(agents), echo_policy, **options)
         listeners.append(Listener(server, host=host, port=port, hello_timeout=hello_timeout))
         listeners[-1].visitors = []
         return listeners[-1]
@@ -205,16 +205,16 @@ def test_waiting_message_names_clients_and_their_last_message():
     env, clock = ExternalEnv("game", num_envs=4, agents=AGENTS, port=0), Clock()
     env.open()
     server, waited = env.server, f"has waited 31 s at {env.address} with 1 of 4 fragments; "
-    server.clock, server.policy, server.schedule = clock, echo, lambda flush: None
+    server.clock, server.policy, server.schedule = clock, echo_policy, lambda flush: None
     assert env.waiting_message(31.4, 1, 4) == f"{waited}0 clients are connected, waits for clients"
-    slow, held = Pen(server, "slow"), Pen(server, "held")
+    slow, held = ManualClient(server, "slow"), ManualClient(server, "held")
     slow.step(3, 7)
     server.flush()
     held.step(1, 0)  # the server has not answered yet
     clock.now = 12.0
     told = "2 clients are connected, waits for 'slow' (last sent: step 7 of episode 3), 12 s ago"
     assert env.waiting_message(31.4, 1, 4) == waited + told
-    server.lost(slow.client, slow.inbox)
+    server.lost(slow.client, slow.connection)
     assert "step 7 of episode 3; not connected), 0 s ago" in env.waiting_message(31.4, 1, 4)
     with pytest.raises(ConfigError, match="has no step or reset"):
         env.rollout(3)

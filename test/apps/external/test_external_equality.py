@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from external import Pen, f32, make_server
+from external import ManualClient, f32, make_server
 from torchrl.envs.utils import ExplorationType
 
 from torchrl_marl.apps.external.client_slots import Fragments
@@ -34,7 +34,7 @@ class ArenaClient:
         self.env, self.server = arena(), server
         n, seen = self.env.n_agents, self.env.full_observation_spec["agents", "observation"]
         agents = {"agents": {"n": n, "observation": seen.shape[-1], "action": {"n_actions": 3}}}
-        self.pen = Pen(
+        self.pen = ManualClient(
             server, agents=agents, state_size=self.env.full_observation_spec["state"].shape[-1]
         )
         self.episode = 0
@@ -49,7 +49,7 @@ class ArenaClient:
         return {"observations": seen, "state": f32(td["state"][0])}
 
     def say(self, kind, **message):
-        self.pen.say(kind, episode=self.episode, t=self.t, **message)
+        self.pen.send(kind, episode=self.episode, t=self.t, **message)
         self.server.flush()
         self.t += 1
 
@@ -60,7 +60,7 @@ class ArenaClient:
         told = {}
         while True:
             self.say("step", **self.message(td, td["agents", "mask"][0]), **told)
-            while (answer := self.pen.inbox.read()) is None:
+            while (answer := self.pen.connection.read()) is None:
                 yield
             action = torch.zeros(1, 3, dtype=torch.long)
             for name, choice in answer["actions"].items():
@@ -75,7 +75,7 @@ class ArenaClient:
             if following["done"]:
                 cut = bool(following["truncated"])
                 self.say("end", truncated=cut, **self.message(following, ~dead), **told)
-                assert self.pen.inbox.read()["actions"] == {}
+                assert self.pen.connection.read()["actions"] == {}
                 return
             td = following
 

@@ -5,7 +5,7 @@ import random
 import struct
 
 import msgpack
-from external import AGENTS, Clock, echo, make_server
+from external import AGENTS, Clock, echo_policy, make_server
 
 from torchrl_marl.apps.external.client_slots import Fragments
 from torchrl_marl.apps.external.listener import Connection
@@ -206,7 +206,7 @@ def steps_of(rows, n):
 
 def check(seed, hold):
     draw, clock = random.Random(seed), Clock()
-    server = make_server(echo, clock=clock, grace=20.0, idle_timeout=1e6, max_clients=40)
+    server = make_server(echo_policy, clock=clock, grace=20.0, idle_timeout=1e6, max_clients=40)
     fragments = Fragments(T, E, ("walker",), 40, hold)
     server.recording = fragments
     fragments.release()

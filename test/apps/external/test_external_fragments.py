@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from external import Pen, all_see, make_server
+from external import ManualClient, encode_values, make_server
 
 from torchrl_marl.apps.external.client_slots import Fragments
 
@@ -18,7 +18,7 @@ def say(server, pen, kind, *message, **more):
     """Sends one message; returns the actions of the answer, or None if there is none yet."""
     getattr(pen, kind)(*message, **more)
     server.flush()
-    answer = pen.inbox.read()
+    answer = pen.connection.read()
     return answer and answer["actions"]
 
 
@@ -32,17 +32,35 @@ T, F = True, False
 def test_arrays_of_two_fragments():
     """A whole episode in which walker_1 dies, then the first steps of another one."""
     server, fragments = recording()
-    pen = Pen(server)
-    say(server, pen, "step", 1, 0, all_see(0, 10))
-    say(server, pen, "step", 1, 1, all_see(1, 11), rewards={"walker_0": 1, "walker_1": 2})
+    pen = ManualClient(server)
+    say(server, pen, "step", 1, 0, encode_values(0, 10))
+    say(server, pen, "step", 1, 1, encode_values(1, 11), rewards={"walker_0": 1, "walker_1": 2})
     more = {"rewards": {"walker_0": 3.0, "walker_1": 4.0}, "terminated": ["walker_1"]}
     server.version = 5
-    say(server, pen, "step", 1, 2, all_see(2, None), **more)
+    say(server, pen, "step", 1, 2, encode_values(2, None), **more)
     say(server, pen, "end", 1, 3, rewards={"walker_0": 5.0, "walker_1": 100.0})
-    say(server, pen, "step", 2, 0, all_see(None, 30))
-    say(server, pen, "step", 2, 1, all_see(21, 31), rewards={"walker_0": 50.0, "walker_1": 7.0})
-    say(server, pen, "step", 2, 2, all_see(22, None), rewards={"walker_0": 8.0, "walker_1": 9.0})
-    assert say(server, pen, "step", 2, 3, all_see(23, 33)) is None  # its fragments are complete
+    say(server, pen, "step", 2, 0, encode_values(None, 30))
+    say(
+        server,
+        pen,
+        "step",
+        2,
+        1,
+        encode_values(21, 31),
+        rewards={"walker_0": 50.0, "walker_1": 7.0},
+    )
+    say(
+        server,
+        pen,
+        "step",
+        2,
+        2,
+        encode_values(22, None),
+        rewards={"walker_0": 8.0, "walker_1": 9.0},
+    )
+    assert (
+        say(server, pen, "step", 2, 3, encode_values(23, 33)) is None
+    )  # its fragments are complete
     first, second = fragments.take()
 
     assert rows(first, "walker", "observation") == [
@@ -77,15 +95,15 @@ def test_arrays_of_two_fragments():
 
     fragments.release()
     server.flush()
-    assert pen.inbox.read()["actions"] == {"walker_0": [23.0], "walker_1": [33.0]}
+    assert pen.connection.read()["actions"] == {"walker_0": [23.0], "walker_1": [33.0]}
 
 
 def test_truncation_includes_waiting_agents():
     server, fragments = recording(n_steps=2, per_batch=1)
-    pen = Pen(server)
-    say(server, pen, "step", 1, 0, all_see(0, 10))
-    say(server, pen, "step", 1, 1, all_see(1, None))
-    say(server, pen, "end", 1, 2, all_see(2, None), truncated=True)
+    pen = ManualClient(server)
+    say(server, pen, "step", 1, 0, encode_values(0, 10))
+    say(server, pen, "step", 1, 1, encode_values(1, None))
+    say(server, pen, "end", 1, 2, encode_values(2, None), truncated=True)
     [found] = fragments.take()
     assert rows(found, "next", "done") == rows(found, "next", "truncated") == [[F], [T]]
     assert rows(found, "next", "walker", "truncated") == [[[F], [F]], [[T], [T]]]
@@ -97,11 +115,11 @@ def test_truncation_includes_waiting_agents():
 
 def test_episode_with_all_agents_terminated_is_not_truncated():
     server, fragments = recording(n_steps=1, per_batch=2)
-    pen = Pen(server)
+    pen = ManualClient(server)
     both = ["walker_0", "walker_1"]
     for episode, kind in ((1, "step"), (2, "end")):
         say(server, pen, "step", episode, 0)
-        pen.say(kind, episode=episode, t=1, terminated=both, truncated=kind == "end")
+        pen.send(kind, episode=episode, t=1, terminated=both, truncated=kind == "end")
         server.flush()
     for found in fragments.take():
         assert rows(found, "next", "terminated") == rows(found, "next", "done") == [[T]]
@@ -110,7 +128,7 @@ def test_episode_with_all_agents_terminated_is_not_truncated():
 
 def test_client_with_complete_fragments_waits_for_slower_ones():
     server, fragments = recording(n_steps=2, per_batch=3)
-    quick, slow = Pen(server, "quick"), Pen(server, "slow")
+    quick, slow = ManualClient(server, "quick"), ManualClient(server, "slow")
     say(server, slow, "step", 1, 0)
     for t in range(4):
         assert say(server, quick, "step", 1, t) is not None
@@ -124,31 +142,33 @@ def test_client_with_complete_fragments_waits_for_slower_ones():
     server.version = 1
     fragments.release()
     server.flush()
-    assert quick.inbox.read()["version"] == slow.inbox.read()["version"] == 1
+    assert quick.connection.read()["version"] == slow.connection.read()["version"] == 1
 
 
 def test_without_hold_clients_continue_until_a_batch_is_ready():
     server, fragments = recording(n_steps=2, per_batch=2, hold=False)
-    pen = Pen(server)
+    pen = ManualClient(server)
     assert all(say(server, pen, "step", 1, t) is not None for t in range(4))
     assert say(server, pen, "step", 1, 4) is None
     assert len(fragments.take()) == 2
     server.flush()
-    assert pen.inbox.read()["t"] == 4  # without a release
+    assert pen.connection.read()["t"] == 4  # without a release
 
 
 def test_fragment_of_a_dismissed_client_goes_to_the_next():
     server, fragments = recording(n_steps=4, per_batch=1)
-    first = Pen(server, "first")
+    first = ManualClient(server, "first")
     for t, seen in enumerate((0, 1, 2)):
-        say(server, first, "step", 1, t, all_see(seen))
-    second = Pen(server, "second")
-    assert say(server, second, "step", 1, 0, all_see(20)) is None  # the only fragment has begun
+        say(server, first, "step", 1, t, encode_values(seen))
+    second = ManualClient(server, "second")
+    assert (
+        say(server, second, "step", 1, 0, encode_values(20)) is None
+    )  # the only fragment has begun
     server.dismiss(first.client)
     server.flush()
-    assert second.inbox.read()["actions"] == {"walker_0": [20.0], "walker_1": [20.0]}
-    say(server, second, "step", 1, 1, all_see(21), rewards={"walker_0": 1, "walker_1": 3})
-    say(server, second, "step", 1, 2, all_see(22))
+    assert second.connection.read()["actions"] == {"walker_0": [20.0], "walker_1": [20.0]}
+    say(server, second, "step", 1, 1, encode_values(21), rewards={"walker_0": 1, "walker_1": 3})
+    say(server, second, "step", 1, 2, encode_values(22))
     [found] = fragments.take()
     assert found["walker", "observation"][:, 0, 0].tolist() == [0, 1, 20, 21]
     assert found["next", "walker", "observation"][:, 0, 0].tolist() == [1, 2, 21, 22]
@@ -161,12 +181,12 @@ def test_fragment_of_a_dismissed_client_goes_to_the_next():
 
 def test_new_client_in_the_same_slot_continues_the_fragment():
     server, fragments = recording(n_steps=2, per_batch=1, max_clients=1)
-    first = Pen(server, "first")
-    say(server, first, "step", 1, 0, all_see(0))
-    say(server, first, "step", 1, 1, all_see(1))
+    first = ManualClient(server, "first")
+    say(server, first, "step", 1, 0, encode_values(0))
+    say(server, first, "step", 1, 1, encode_values(1))
     server.dismiss(first.client)
-    second = Pen(server, "second")
-    assert say(server, second, "step", 5, 0, all_see(50)) is not None
+    second = ManualClient(server, "second")
+    assert say(server, second, "step", 5, 0, encode_values(50)) is not None
     say(server, second, "end", 5, 1)
     [found] = fragments.take()
     assert found["walker", "observation"][:, 0, 0].tolist() == [0, 50]
@@ -176,11 +196,11 @@ def test_new_client_in_the_same_slot_continues_the_fragment():
 
 def test_unfinished_episode_is_truncated_by_the_next():
     server, fragments = recording(n_steps=2, per_batch=1)
-    pen = Pen(server)
-    say(server, pen, "step", 1, 0, all_see(0))
-    say(server, pen, "step", 1, 1, all_see(1))
-    say(server, pen, "step", 2, 0, all_see(7))
-    say(server, pen, "step", 2, 1, all_see(8))
+    pen = ManualClient(server)
+    say(server, pen, "step", 1, 0, encode_values(0))
+    say(server, pen, "step", 1, 1, encode_values(1))
+    say(server, pen, "step", 2, 0, encode_values(7))
+    say(server, pen, "step", 2, 1, encode_values(8))
     [found] = fragments.take()
     assert found["walker", "observation"][:, 0, 0].tolist() == [0, 7]
     assert rows(found, "next", "truncated") == [[T], [F]]
@@ -189,8 +209,8 @@ def test_unfinished_episode_is_truncated_by_the_next():
 
 def test_episode_with_unknown_start_is_recorded_but_not_counted():
     server, fragments = recording(n_steps=3, per_batch=1)
-    pen = Pen(server)
-    say(server, pen, "step", 9, 30, all_see(0))  # the server was restarted
+    pen = ManualClient(server)
+    say(server, pen, "step", 9, 30, encode_values(0))  # the server was restarted
     say(server, pen, "end", 9, 31)
     say(server, pen, "step", 10, 0)
     say(server, pen, "step", 10, 1)
@@ -202,13 +222,13 @@ def test_episode_with_unknown_start_is_recorded_but_not_counted():
 
 def test_refused_message_is_not_recorded():
     server, fragments = recording(n_steps=2, per_batch=1)
-    pen = Pen(server)
-    say(server, pen, "step", 1, 0, all_see(0))
-    say(server, pen, "step", 1, 1, all_see(1))
-    say(server, pen, "step", 1, 2, all_see(float("nan")))
+    pen = ManualClient(server)
+    say(server, pen, "step", 1, 0, encode_values(0))
+    say(server, pen, "step", 1, 1, encode_values(1))
+    say(server, pen, "step", 1, 2, encode_values(float("nan")))
     assert not server.clients
-    other = Pen(server, "other")
-    say(server, other, "step", 1, 0, all_see(5))
+    other = ManualClient(server, "other")
+    say(server, other, "step", 1, 0, encode_values(5))
     say(server, other, "end", 1, 1)
     [found] = fragments.take()
     numbers = [x for x in found.values() if x.dtype.kind == "f"]
@@ -219,12 +239,12 @@ def test_refused_message_is_not_recorded():
 @pytest.mark.parametrize("hold", [True, False])
 def test_number_of_ready_fragments_is_bounded(hold):
     server, fragments = recording(n_steps=1, per_batch=2, hold=hold)
-    pens = [Pen(server, f"c{i}") for i in range(6)]
+    pens = [ManualClient(server, f"c{i}") for i in range(6)]
     for _ in range(50):
         for pen in pens:
             if not pen.client.busy:
                 pen.step(1, pen.client.t + 1)
         server.flush()
         for pen in pens:
-            pen.inbox.read()
+            pen.connection.read()
     assert len(fragments.ready) <= (2 if hold else 2 + len(pens))

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 import torch
-from external import AGENTS, all_see
+from external import AGENTS, encode_values
 from torchrl_marl_client import Client
 
 from torchrl_marl import TeamSpec
@@ -19,10 +19,10 @@ def play(port, stop):
     """A client that sends steps until ``stop`` is set."""
     client, t = Client(port=port, agents=AGENTS, patience=-1.0), 0
     try:
-        client.begin(all_see(0.1, 0.2))
+        client.begin(encode_values(0.1, 0.2))
         while not stop.is_set():
             t += 1
-            client.step(all_see(0.1 * t, -0.2 * t), {"walker_0": 1.0})
+            client.step(encode_values(0.1 * t, -0.2 * t), {"walker_0": 1.0})
     except (OSError, EOFError, RuntimeError):
         pass  # the listener is closed
     finally:

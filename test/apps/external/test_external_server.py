@@ -3,7 +3,15 @@
 import math
 
 import pytest
-from external import AGENTS, Clock, Inbox, Pen, all_see, f32, make_server
+from external import (
+    AGENTS,
+    Clock,
+    ManualClient,
+    RecordingConnection,
+    encode_values,
+    f32,
+    make_server,
+)
 
 from torchrl_marl.apps.external.server import ActionServer
 from torchrl_marl.apps.external.wire import Refused
@@ -11,7 +19,7 @@ from torchrl_marl.apps.external.wire import Refused
 
 def answer_to(server, pen):
     server.flush()
-    return pen.inbox.read()
+    return pen.connection.read()
 
 
 def test_waiting_clients_are_answered_in_one_batch():
@@ -23,14 +31,14 @@ def test_waiting_clients_are_answered_in_one_batch():
         return td
 
     server = make_server(policy)
-    pens = [Pen(server, name) for name in "abc"]
+    pens = [ManualClient(server, name) for name in "abc"]
     server.version = 7
     for i, pen in enumerate(pens):
-        pen.step(1, 0, all_see(i, 10 + i))
+        pen.step(1, 0, encode_values(i, 10 + i))
     server.flush()
     assert calls == [[[0, 10], [1, 11], [2, 12]]]
     for i, pen in enumerate(pens):
-        assert pen.inbox.read() == {
+        assert pen.connection.read() == {
             "type": "actions", "episode": 1, "t": 0, "version": 7,
             "actions": {"walker_0": [2.0 * i], "walker_1": [20.0 + 2 * i]},
         }  # fmt: skip
@@ -39,14 +47,14 @@ def test_waiting_clients_are_answered_in_one_batch():
 
 def test_agents_in_the_observations_get_actions():
     server = make_server()
-    pen = Pen(server)
-    pen.step(1, 0, all_see(None, 4))
+    pen = ManualClient(server)
+    pen.step(1, 0, encode_values(None, 4))
     assert answer_to(server, pen)["actions"] == {"walker_1": [4.0]}
     pen.step(1, 1, {"walker_1": [1, 2, 3], "walker_0": [0.5, 0, 0]})  # any order, as lists
     assert answer_to(server, pen)["actions"] == {"walker_0": [0.5], "walker_1": [1.0]}
     pen.step(1, 2, {"walker_0": f32([3, 3, 3]), "walker_1": [2.0, 2.0, 2.0]})  # both forms
     assert answer_to(server, pen)["actions"] == {"walker_0": [3.0], "walker_1": [2.0]}
-    pen.say(episode=1, t=3)
+    pen.send(episode=1, t=3)
     assert answer_to(server, pen)["actions"] == {}
 
 
@@ -61,7 +69,7 @@ def test_several_kinds_of_agents():
         "mouse": {"n": 2, "observation": 1, "action": {"n_actions": 5}},
     }
     server = make_server(policy, agents)
-    pen = Pen(server, agents=agents)
+    pen = ManualClient(server, agents=agents)
     pen.step(1, 0, {"cat_0": f32([1, 2]), "mouse_0": f32([3]), "mouse_1": f32([4])})
     expected = {"cat_0": [3.0], "mouse_0": 3, "mouse_1": 4}
     assert answer_to(server, pen)["actions"] == expected
@@ -77,17 +85,17 @@ def test_repeated_message_gets_same_answer_and_late_one_none():
         return td
 
     server = make_server(policy)
-    pen = Pen(server)
+    pen = ManualClient(server)
     pen.step(1, 0)
     first = answer_to(server, pen)
     pen.connect()  # the answer was lost with the connection
     pen.step(1, 0)
-    assert pen.inbox.read() == first
+    assert pen.connection.read() == first
     pen.step(1, 1)
     pen.connect()  # before the answer was there
     pen.step(1, 1)
     assert answer_to(server, pen)["actions"] == {"walker_0": [1.0], "walker_1": [1.0]}
-    assert pen.inbox.read() is None
+    assert pen.connection.read() is None
     pen.step(1, 0)
     assert answer_to(server, pen) is None
     found = {name: server.counts[name] for name in ("steps", "duplicates", "late", "reconnects")}
@@ -96,12 +104,12 @@ def test_repeated_message_gets_same_answer_and_late_one_none():
 
 def test_reconnecting_client_replaces_its_old_connection():
     server = make_server()
-    pen = Pen(server)
-    before = pen.inbox
+    pen = ManualClient(server)
+    before = pen.connection
     pen.connect()
     assert "another connection" in before.refusals[0]
     server.lost(pen.client, before)  # the old one closes later
-    assert pen.client.connection is pen.inbox
+    assert pen.client.connection is pen.connection
 
 
 NAN, MASKED = (
@@ -125,10 +133,10 @@ NAN, MASKED = (
         ({"observations": {"walker_0": [0, 0, NAN]}}, "has nan, expected finite"),
         ({"observations": {"walker_0": [0, 0, 1e300]}}, "has 1e+300, expected finite"),
         ({"observations": {"walker_0": "xyz"}}, "'walker_0' has 'xyz', expected 3"),
-        ({"observations": all_see(1, NAN)}, "agent 'walker_1' has NaN or a number above"),
+        ({"observations": encode_values(1, NAN)}, "agent 'walker_1' has NaN or a number above"),
         ({"rewards": {"walker_0": NAN}}, "agent 'walker_0': its reward is nan"),
         ({"rewards": {"walker_0": -1.1e6}}, "has NaN or a number above 1e+06 (max_number)"),
-        ({"observations": all_see(1, 3e38)}, "'walker_1' has NaN or a number above 1e+06"),
+        ({"observations": encode_values(1, 3e38)}, "'walker_1' has NaN or a number above 1e+06"),
         ({"episode": 2, "t": 5}, "step 5 is the first message of episode 2, expected a step with"),
         ({"type": "end", "episode": 2, "t": 0}, "end 0 is the first message of episode 2"),
         ({"rewards": {"walker_0": True}}, "its reward is True, expected a number"),
@@ -139,106 +147,106 @@ NAN, MASKED = (
 )  # fmt: skip
 def test_invalid_message_drops_only_its_client(message, said):
     server = make_server()
-    pen, other = Pen(server, "a"), Pen(server, "b")
+    pen, other = ManualClient(server, "a"), ManualClient(server, "b")
     for one in (pen, other):
         one.step(1, 0)
         answer_to(server, one)
     kind = message.pop("type", "step")
-    pen.say(kind, **{"episode": 1, "t": 1, "observations": all_see(0), **message})
-    other.step(1, 1, all_see(5))
+    pen.send(kind, **{"episode": 1, "t": 1, "observations": encode_values(0), **message})
+    other.step(1, 1, encode_values(5))
     server.flush()
-    [why] = pen.inbox.refusals
+    [why] = pen.connection.refusals
     assert said in why and why.endswith(".")
-    assert pen.inbox.read() is None
-    assert other.inbox.read()["actions"] == {"walker_0": [5.0], "walker_1": [5.0]}
+    assert pen.connection.read() is None
+    assert other.connection.read()["actions"] == {"walker_0": [5.0], "walker_1": [5.0]}
     assert list(server.clients) == ["b"] and server.counts["refused"] == 1
     assert server.counts["truncated"] == 1  # its episode
 
 
 def test_observation_of_terminated_agent_is_refused():
     server = make_server()
-    pen = Pen(server)
+    pen = ManualClient(server)
     pen.step(1, 0)
     pen.step(1, 1) if answer_to(server, pen) is None else None
-    pen.step(1, 1, all_see(0, None), terminated=["walker_1"])
+    pen.step(1, 1, encode_values(0, None), terminated=["walker_1"])
     assert answer_to(server, pen)["actions"] == {"walker_0": [0.0]}
     pen.step(1, 2)
     server.flush()
-    assert "'walker_1' has terminated in this episode" in pen.inbox.refusals[0]
+    assert "'walker_1' has terminated in this episode" in pen.connection.refusals[0]
 
 
 def test_final_observation_gets_no_action():
     server = make_server()
-    pen = Pen(server)
+    pen = ManualClient(server)
     pen.step(1, 0)
     answer_to(server, pen)
-    pen.step(1, 1, all_see(3, 4), terminated=["walker_1"])
+    pen.step(1, 1, encode_values(3, 4), terminated=["walker_1"])
     assert answer_to(server, pen)["actions"] == {"walker_0": [3.0]}
-    pen.end(1, 2, all_see(5, 6))  # and at the end all may be seen
-    assert answer_to(server, pen)["actions"] == {} and not pen.inbox.refusals
+    pen.end(1, 2, encode_values(5, 6))  # and at the end all may be seen
+    assert answer_to(server, pen)["actions"] == {} and not pen.connection.refusals
 
 
 def test_errors_of_several_clients_are_all_reported():
     server = make_server()
-    pens = [Pen(server, name) for name in "abc"]
+    pens = [ManualClient(server, name) for name in "abc"]
     for pen in pens:
         pen.step(1, 0)
     server.flush()
-    pens[1].step(1, 1, all_see(0, None), terminated=["walker_1"])
+    pens[1].step(1, 1, encode_values(0, None), terminated=["walker_1"])
     server.flush()
-    pens[0].step(1, 1, all_see(NAN))
+    pens[0].step(1, 1, encode_values(NAN))
     pens[1].step(1, 2)
     pens[2].step(1, 1)
     server.flush()
-    assert "NaN" in pens[0].inbox.refusals[0]
-    assert "has terminated" in pens[1].inbox.refusals[0]
+    assert "NaN" in pens[0].connection.refusals[0]
+    assert "has terminated" in pens[1].connection.refusals[0]
     assert list(server.clients) == ["c"]
 
 
 def test_episode_ends_when_all_agents_have_terminated():
     server = make_server()
-    pen = Pen(server)
+    pen = ManualClient(server)
     pen.step(1, 0)
     answer_to(server, pen)
     pen.step(1, 1, {"walker_0": f32([1, 1, 1])}, terminated=["walker_0", "walker_1"])
     assert answer_to(server, pen)["actions"] == {}
     pen.end(1, 2)
     assert answer_to(server, pen)["actions"] == {}
-    pen.step(2, 0, all_see(3))
+    pen.step(2, 0, encode_values(3))
     assert answer_to(server, pen)["actions"] == {"walker_0": [3.0], "walker_1": [3.0]}
     assert server.counts["truncated"] == 0
 
 
 def test_step_after_the_end_is_refused():
     server = make_server()
-    pen = Pen(server)
+    pen = ManualClient(server)
     pen.step(1, 0)
     pen.client.busy = False
     pen.end(1, 1)
     server.flush()
     pen.step(1, 2)
-    assert pen.inbox.refusals == ["episode 1 has ended, expected the next one's first step."]
+    assert pen.connection.refusals == ["episode 1 has ended, expected the next one's first step."]
 
 
 def test_second_end_of_an_episode_is_refused():
     server = make_server()
-    pen = Pen(server)
+    pen = ManualClient(server)
     pen.step(1, 0)
     answer_to(server, pen)
     pen.end(1, 1)
     answer_to(server, pen)
     pen.end(1, 2)
-    assert pen.inbox.refusals == ["episode 1 has ended, expected the next one's first step."]
+    assert pen.connection.refusals == ["episode 1 has ended, expected the next one's first step."]
 
 
 def test_message_before_the_answer_is_refused():
     server = make_server()
-    pen = Pen(server)
+    pen = ManualClient(server)
     pen.step(1, 0)
     pen.step(1, 1)
-    assert "expected one message at a time" in pen.inbox.refusals[0]
+    assert "expected one message at a time" in pen.connection.refusals[0]
     server.flush()  # its pending message is dropped, too
-    assert pen.inbox.read() is None and not server.clients
+    assert pen.connection.read() is None and not server.clients
 
 
 @pytest.mark.parametrize(
@@ -256,12 +264,12 @@ def test_invalid_action_masks_are_refused(masks, said):
         return td
 
     server = make_server(policy, MASKED)
-    pen = Pen(server, agents=MASKED)
+    pen = ManualClient(server, agents=MASKED)
     pen.step(1, 0, action_masks={"walker_0": [False, True], "walker_1": b"\1\0"})
     assert answer_to(server, pen)["actions"] == {"walker_0": 1, "walker_1": 0}
     pen.step(1, 1, action_masks=masks)
     server.flush()
-    assert said in pen.inbox.refusals[0]
+    assert said in pen.connection.refusals[0]
 
 
 @pytest.mark.parametrize(
@@ -283,7 +291,7 @@ def test_invalid_hello_is_refused(hello, said):
     server = make_server()
     whole = {"type": "hello", "protocol": 1, "client": "a", "agents": AGENTS, **hello}
     with pytest.raises(Refused) as refused:
-        server.hello(whole, b"", Inbox())
+        server.hello(whole, b"", RecordingConnection())
     assert said in str(refused.value)
     assert not server.clients
 
@@ -296,41 +304,41 @@ def test_token_requires_a_valid_proof():
     right = hmac.new(b"secret", b"nonce", "sha256").digest()
     for proof in (None, b"", "secret", right[:-1], hmac.new(b"other", b"nonce", "sha256").digest()):
         with pytest.raises(Refused, match="of the token is wrong or missing"):
-            server.hello({**hello, "proof": proof}, b"nonce", Inbox())
+            server.hello({**hello, "proof": proof}, b"nonce", RecordingConnection())
     with pytest.raises(Refused, match="of the token is wrong"):
-        server.hello({**hello, "proof": right}, b"another nonce", Inbox())
-    server.hello({**hello, "proof": right}, b"nonce", Inbox())
+        server.hello({**hello, "proof": right}, b"another nonce", RecordingConnection())
+    server.hello({**hello, "proof": right}, b"nonce", RecordingConnection())
 
 
 def test_first_client_declares_the_agents():
     server = make_server(max_clients=2)
     fresh = type(server)(policy=server.policy)
     fresh.schedule = server.schedule
-    pen = Pen(fresh, agents=MASKED)
+    pen = ManualClient(fresh, agents=MASKED)
     assert fresh.declared.settings()["agents"] == MASKED
     with pytest.raises(Refused, match="expected {'n': 2"):
-        Pen(fresh, "other")
+        ManualClient(fresh, "other")
     assert fresh.clients == {"pen": pen.client}
 
 
 def test_number_of_clients_is_limited():
     server = make_server(max_clients=2)
-    first, _ = Pen(server, "a"), Pen(server, "b")
+    first, _ = ManualClient(server, "a"), ManualClient(server, "b")
     with pytest.raises(Refused, match="2 clients are connected, expected no more"):
-        Pen(server, "c")
-    first.say("nonsense")
-    Pen(server, "c")
+        ManualClient(server, "c")
+    first.send("nonsense")
+    ManualClient(server, "c")
     assert sorted(client.slot for client in server.clients.values()) == [0, 1]
 
 
 def test_disconnected_and_idle_clients_are_dropped():
     clock = Clock()
     server = make_server(clock=clock, grace=2.0, idle_timeout=10.0)
-    away, silent, held = (Pen(server, name) for name in ("away", "silent", "held"))
+    away, silent, held = (ManualClient(server, name) for name in ("away", "silent", "held"))
     away.step(1, 0)
     silent.step(1, 0)
     server.flush()
-    server.lost(away.client, away.inbox)
+    server.lost(away.client, away.connection)
     server.policy = None  # the server does not answer
     held.step(1, 0)
     server.flush()
@@ -343,7 +351,7 @@ def test_disconnected_and_idle_clients_are_dropped():
     clock.now = 10.1
     server.reap()
     assert list(server.clients) == ["held"]  # it waits for the server
-    assert "no message for 10 s" in silent.inbox.refusals[0]
+    assert "no message for 10 s" in silent.connection.refusals[0]
     assert server.counts["truncated"] == 2
 
 
@@ -353,10 +361,10 @@ def test_oversized_declaration_is_refused():
     with pytest.raises(
         Refused, match="have 40,000,080,000 bytes, expected 1,000 at most; raise max"
     ):
-        Pen(server, agents=large)
+        ManualClient(server, agents=large)
     assert server.declared is None
     many = {"walker": {"n": 10, "observation": 1, "action": {"n_actions": 100}}}
     with pytest.raises(Refused, match="have 1,040 bytes"):
-        Pen(server, agents=many)
-    Pen(server)
+        ManualClient(server, agents=many)
+    ManualClient(server)
     assert server.declared is not None

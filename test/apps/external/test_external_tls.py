@@ -7,7 +7,7 @@ import subprocess
 from contextlib import closing
 
 import pytest
-from external import AGENTS, all_see, echo
+from external import AGENTS, echo_policy, encode_values
 from torchrl_marl_client import Client
 
 from torchrl_marl.apps.external.declaration import Declared
@@ -40,20 +40,20 @@ def context_of(certificate=None):
 
 @pytest.mark.skipif(OPENSSL is None, reason="there is no openssl")
 def test_clients_connect_with_tls(certificate):
-    server = ActionServer(Declared.read(AGENTS), echo, token="secret")
+    server = ActionServer(Declared.read(AGENTS), echo_policy, token="secret")
     listener = Listener(server, ssl=tls_context(*certificate), hello_timeout=0.5)
     options = {"port": listener.port, "agents": AGENTS, "token": "secret", "patience": -1.0}
     try:
         with closing(Client(ssl=context_of(certificate[0]), **options)) as client:
-            assert client.begin(all_see(1)) == {"walker_0": [1.0], "walker_1": [1.0]}
+            assert client.begin(encode_values(1)) == {"walker_0": [1.0], "walker_1": [1.0]}
             client.close()  # reconnects with a new handshake
-            assert client.step(all_see(2)) == {"walker_0": [2.0], "walker_1": [2.0]}
+            assert client.step(encode_values(2)) == {"walker_0": [2.0], "walker_1": [2.0]}
             assert client.socket.version() == "TLSv1.3"
             for other in (context_of(), None):  # without trust; without TLS
                 with closing(Client(ssl=other, timeout=2.0, **options)) as stranger:
                     with pytest.raises((OSError, EOFError)):
-                        stranger.begin(all_see(1))
-            assert client.step(all_see(3))["walker_0"] == [3.0]
+                        stranger.begin(encode_values(1))
+            assert client.step(encode_values(3))["walker_0"] == [3.0]
         assert server.counts["steps"] == 3 and server.counts["reconnects"] == 1
     finally:
         listener.close()
@@ -103,7 +103,7 @@ def connected(server, name):
 
 
 def step(t):
-    message = {"type": "step", "episode": 1, "t": t, "observations": all_see(t)}
+    message = {"type": "step", "episode": 1, "t": t, "observations": encode_values(t)}
     return framed(message)
 
 
@@ -111,7 +111,7 @@ def test_flooding_client_does_not_delay_others():
     """A thousand messages at once delay another client's answer by at most two writes."""
 
     async def run():
-        server = ActionServer(Declared.read(AGENTS), echo)
+        server = ActionServer(Declared.read(AGENTS), echo_policy)
         server.schedule = asyncio.get_running_loop().call_soon
         flood, flooded = connected(server, "flood")
         quiet, answers = connected(server, "quiet")
@@ -138,7 +138,7 @@ def test_flooding_client_does_not_delay_others():
 
 def test_step_before_the_answer_drops_only_its_client():
     async def run():
-        server = ActionServer(Declared.read(AGENTS), echo)
+        server = ActionServer(Declared.read(AGENTS), echo_policy)
         server.schedule = asyncio.get_running_loop().call_soon
         hasty, _ = connected(server, "hasty")
         quiet, answers = connected(server, "quiet")

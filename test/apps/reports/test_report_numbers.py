@@ -7,7 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
-from reported import WORLDS, write_run, write_suite
+from reported import TASKS, write_run, write_suite
 from scipy.stats import mannwhitneyu, trim_mean
 
 from torchrl_marl.apps.reports import make_report
@@ -57,7 +57,7 @@ def test_normalized_scores_over_all_tasks(suite, report):
     assert found.tasks == ["balance", "navigation", "wheel"]
     scores = {"mappo": [], "ippo": []}
     for task in found.tasks:
-        random = WORLDS[task][0]
+        random = TASKS[task][0]
         both = {name: ends(suite, task, name) for name in scores}
         best = max(x.max() for x in both.values())
         for name, values in both.items():

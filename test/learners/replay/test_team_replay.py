@@ -3,7 +3,7 @@
 import pytest
 import torch
 from samples import POISON, assert_same, make_group, make_trajectory
-from stored_steps import GAMMA, KEYS, E, S, some_batch, wrapped
+from stored_steps import GAMMA, KEYS, E, S, make_wrapped_replay, random_batch
 from tensordict import TensorDict
 
 from torchrl_marl.errors import ConfigError
@@ -21,7 +21,7 @@ def time_of(replay, row):
 
 @pytest.mark.parametrize("n_step", [1, 3, 5, S])
 def test_n_step_returns_match_loop_in_python(n_step):
-    replay, whole = wrapped()
+    replay, whole = make_wrapped_replay()
     rows = replay.rows(4, 128).flatten()
     got = replay.look(rows, n_step, GAMMA)
     mask, reward = whole["agents", "mask"].unsqueeze(-1), whole["next", "agents", "reward"]
@@ -110,7 +110,7 @@ def test_truncation_of_one_agent_ends_n_step_returns():
 
 
 def test_windows_hold_the_steps_of_the_look_ahead():
-    replay, whole = wrapped()
+    replay, whole = make_wrapped_replay()
     rows = torch.arange(S * E)
     got = replay.windows(rows, 6)
     assert got.batch_size == (S * E, 6)
@@ -126,15 +126,15 @@ def test_windows_hold_the_steps_of_the_look_ahead():
 
 def test_windows_start_only_where_enough_steps_follow():
     """Of 40 steps in order of time, a window of 6 starts at 0 to 34, wherever the head is."""
-    replay, _ = wrapped()
+    replay, _ = make_wrapped_replay()
     assert replay.ring.head
     rows = replay.rows(50, 32, length=6).flatten().tolist()
     assert {time_of(replay, row)[1] for row in rows} == set(range(S - 5))
 
 
 def test_batch_longer_than_the_buffer_keeps_newest_steps():
-    replay, batch = TeamReplay(5, E, KEYS), some_batch(13)
-    replay.extend(some_batch(3))
+    replay, batch = TeamReplay(5, E, KEYS), random_batch(13)
+    replay.extend(random_batch(3))
     replay.extend(batch)
     look = replay.look(torch.arange(5 * E), 1, GAMMA)
     got = look["next", "terminated"].view(5, E).roll(-replay.ring.head, 0)
@@ -144,7 +144,7 @@ def test_batch_longer_than_the_buffer_keeps_newest_steps():
 def test_length_and_rows_of_partly_filled_buffer():
     replay = TeamReplay(S, E, KEYS)
     assert len(replay) == 0 and replay.capacity == S * E
-    replay.extend(some_batch(7))
+    replay.extend(random_batch(7))
     assert len(replay) == 7 * E
     rows = replay.rows(100, 32)
     assert rows.shape == (100, 32)
@@ -210,7 +210,7 @@ def test_values_in_masked_slots_have_no_effect(value, priority):
         torch.manual_seed(0)
         replay = TeamReplay(S, E, KEYS, priority)
         for _ in range(9):
-            batch = some_batch(7)
+            batch = random_batch(7)
             if poison:
                 hide(batch)
             replay.extend(batch)

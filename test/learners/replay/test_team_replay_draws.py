@@ -5,7 +5,7 @@ import io
 import pytest
 import torch
 from samples import assert_same
-from stored_steps import GAMMA, KEYS, E, S, some_batch, wrapped
+from stored_steps import GAMMA, KEYS, E, S, make_wrapped_replay, random_batch
 
 from torchrl_marl.capture import capture, count_syncs, graph_syncs
 from torchrl_marl.errors import ConfigError, SpecError
@@ -16,13 +16,13 @@ from torchrl_marl.runtime import memory
 
 
 def test_uniform_sampling_draws_rows_equally_often():
-    replay, _ = wrapped()
+    replay, _ = make_wrapped_replay()
     counts = torch.bincount(replay.rows(500, 160).flatten(), minlength=S * E)
     assert ((counts - 500).double().square() / 500).mean() < 1.3
 
 
 def test_rows_are_drawn_in_proportion_to_td_errors():
-    replay, _ = wrapped(Priority(alpha=0.5, beta=1.0, eps=0.0))
+    replay, _ = make_wrapped_replay(Priority(alpha=0.5, beta=1.0, eps=0.0))
     error = torch.rand(S * E, 3, 1) * 10
     mask = torch.rand(S * E, 3) < 0.6
     replay.update_priority(torch.arange(S * E), -error, mask)
@@ -39,10 +39,10 @@ def test_rows_are_drawn_in_proportion_to_td_errors():
 
 
 def test_new_rows_get_the_highest_priority():
-    replay, _ = wrapped(Priority(alpha=1.0, eps=0.0), n_batches=2)
+    replay, _ = make_wrapped_replay(Priority(alpha=1.0, eps=0.0), n_batches=2)
     replay.update_priority(torch.tensor([3, 5]), torch.tensor([7.0, 0.5]))
     replay.update_priority(torch.tensor([4]), torch.tensor([0.25]))  # 7 is still the highest
-    replay.extend(some_batch(1))
+    replay.extend(random_batch(1))
     values = replay.priorities.tree.values
     assert values[[3, 4, 5]].tolist() == [7, 0.25, 0.5]
     assert values[14 * E : 15 * E].tolist() == [7] * E
@@ -50,19 +50,19 @@ def test_new_rows_get_the_highest_priority():
 
 
 def test_highest_priority_is_saved_after_its_row_was_updated():
-    replay, _ = wrapped(Priority(alpha=1.0, eps=0.0), n_batches=2)
+    replay, _ = make_wrapped_replay(Priority(alpha=1.0, eps=0.0), n_batches=2)
     for error in (7.0, 0.5):
         replay.update_priority(torch.tensor([3]), torch.tensor([error]))
     other = TeamReplay(S, E, KEYS, replay.priority)
     other.load_state_dict(replay.state_dict())
-    other.extend(some_batch(1))
+    other.extend(random_batch(1))
     assert other.priorities.tree.values[[3, 14 * E]].tolist() == [0.5, 7.0]
 
 
 def test_replay_buffer_does_not_synchronize_with_device():
     for priority in (None, Priority()):
-        replay, _ = wrapped(priority)
-        batch = some_batch(7)
+        replay, _ = make_wrapped_replay(priority)
+        batch = random_batch(7)
         with count_syncs() as syncs:
             replay.extend(batch)
             for rows in replay.rows(2, 32):
@@ -73,10 +73,10 @@ def test_replay_buffer_does_not_synchronize_with_device():
 
 
 def test_tensors_are_never_reallocated():
-    replay, _ = wrapped(Priority())
+    replay, _ = make_wrapped_replay(Priority())
     places = [x.data_ptr() for x in replay.tensors]
-    replay.extend(some_batch(7))
-    replay.load_state_dict(wrapped(Priority())[0].state_dict())
+    replay.extend(random_batch(7))
+    replay.load_state_dict(make_wrapped_replay(Priority())[0].state_dict())
     assert [x.data_ptr() for x in replay.tensors] == places
 
 
@@ -86,7 +86,11 @@ def test_tensors_are_never_reallocated():
 @pytest.mark.parametrize("n_batches", [0, 3, 9])
 @pytest.mark.parametrize("priority", [None, Priority()], ids=["uniform", "prioritized"])
 def test_saved_buffer_resumes_exactly(n_batches, priority):
-    replay, _ = wrapped(priority, n_batches) if n_batches else (TeamReplay(S, E, KEYS, priority), 0)
+    replay, _ = (
+        make_wrapped_replay(priority, n_batches)
+        if n_batches
+        else (TeamReplay(S, E, KEYS, priority), 0)
+    )
     if n_batches:
         error = torch.rand(20, 3)
         replay.update_priority(torch.randperm(len(replay))[:20], error)
@@ -101,7 +105,7 @@ def test_saved_buffer_resumes_exactly(n_batches, priority):
     def go_on(store):
         torch.manual_seed(3)
         for _ in range(4):
-            store.extend(some_batch(9))
+            store.extend(random_batch(9))
             for rows in store.rows(2, 16):
                 data = store.look(rows, 3, GAMMA)
                 store.update_priority(data["index"], data["next", "agents", "reward"])
@@ -112,7 +116,7 @@ def test_saved_buffer_resumes_exactly(n_batches, priority):
 
 
 def test_loading_smaller_state_into_fuller_buffer():
-    small, full = wrapped(Priority(), 2)[0], wrapped(Priority())[0]
+    small, full = make_wrapped_replay(Priority(), 2)[0], make_wrapped_replay(Priority())[0]
     full.load_state_dict(small.state_dict())
     assert len(full) == len(small) == 14 * E
     drawn = torch.cat([full.look(rows, 1, GAMMA)["index"] for rows in full.rows(50, 32)])
@@ -126,19 +130,19 @@ def test_invalid_arguments_raise():
     replay = TeamReplay(S, E, KEYS)
     with pytest.raises(RuntimeError, match="nothing is stored yet; call extend"):
         replay.rows(1, 8)
-    replay.extend(some_batch(7))
+    replay.extend(random_batch(7))
     with pytest.raises(ConfigError, match="161 rows, expected at most the capacity, 160"):
         replay.rows(1, 161)
     with pytest.raises(ConfigError, match="a sequence has 41 steps, expected 1 to 40"):
         replay.look(torch.arange(3), 41, GAMMA)
     with pytest.raises(ValueError, match=r"batch size \[5, 7\], expected \[4, T\]"):
-        replay.extend(some_batch(7, n_envs=5))
+        replay.extend(random_batch(7, n_envs=5))
     with pytest.raises(ValueError, match=r"has rows of \[2, 5\], torch.float32, expected \[3, 5\]"):
-        replay.extend(some_batch(7, n_agents=2))
+        replay.extend(random_batch(7, n_agents=2))
     with pytest.raises(
         SpecError, match=r"the batch has no \('agents', 'action'\), which the replay buffer"
     ):
-        replay.extend(some_batch(7).exclude(("agents", "action")))
+        replay.extend(random_batch(7).exclude(("agents", "action")))
     with pytest.raises(ConfigError, match="n_steps is 0 and num_envs 4, expected 1 or more"):
         TeamReplay(0, 4, KEYS)
     with pytest.raises(ValueError, match="the state is of 40 steps of 4 envs, expected 41 of 4"):
@@ -150,14 +154,14 @@ def test_invalid_arguments_raise():
     with pytest.raises(ValueError, match="beta is nan, expected 0 or more, and finite"):
         Priority(beta=float("nan"))
     with pytest.raises(ValueError, match=r"cut is \[4, 7, 1\], torch.bool, expected \[4, 7\]"):
-        replay.extend(some_batch(7), torch.zeros(E, 7, 1, dtype=torch.bool))
+        replay.extend(random_batch(7), torch.zeros(E, 7, 1, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"cut is \[4, 7\], torch.float32, expected"):
-        replay.extend(some_batch(7), torch.zeros(E, 7))
+        replay.extend(random_batch(7), torch.zeros(E, 7))
 
 
 @pytest.mark.parametrize("error", [float("nan"), float("inf")])
 def test_non_finite_error_gets_highest_priority(error):
-    replay, _ = wrapped(Priority(alpha=1, eps=0))
+    replay, _ = make_wrapped_replay(Priority(alpha=1, eps=0))
     replay.update_priority(torch.arange(3), torch.tensor([5.0, error, 0.5]))
     assert replay.priorities.tree.values[:3].tolist() == [5, 1, 0.5]  # 1: that of new rows
     replay.update_priority(torch.arange(2), torch.tensor([error, 0.25]))
@@ -168,7 +172,7 @@ def test_non_finite_error_gets_highest_priority(error):
 def test_buffer_larger_than_memory_raises_before_allocation():
     replay = TeamReplay(10**12, E, KEYS, Priority())
     with pytest.raises(ConfigError) as error:
-        replay.extend(some_batch(7))
+        replay.extend(random_batch(7))
     size = 2 * (60 + 3) + 24 + 12 + 1 + 1 + 16
     text = str(error.value)
     assert text.startswith(f"a replay buffer of 4,000,000,000,000 rows of {size} B takes 720.0 TB")
@@ -178,11 +182,11 @@ def test_buffer_larger_than_memory_raises_before_allocation():
 def test_buffer_that_just_fits_in_memory_is_allocated(monkeypatch):
     needed = S * E * (2 * (60 + 3) + 24 + 12 + 1 + 1)
     monkeypatch.setattr(memory, "memory_of", lambda device: needed)
-    replay, _ = wrapped()
+    replay, _ = make_wrapped_replay()
     assert replay.bytes_per_row == needed // (S * E)
     monkeypatch.setattr(memory, "memory_of", lambda device: needed - 1)
     with pytest.raises(ConfigError, match="takes 26.2 kB at least"):
-        wrapped()
+        make_wrapped_replay()
 
 
 # --------------------------------------------------------------------------- in a graph
@@ -199,9 +203,9 @@ def test_buffer_that_just_fits_in_memory_is_allocated(monkeypatch):
 def test_captured_graph_matches_eager_calls(execution, priority):
     """Rows, n-step returns and priorities match, while the buffer is extended between replays."""
     torch.manual_seed(0)
-    eager, _ = wrapped(priority)
+    eager, _ = make_wrapped_replay(priority)
     torch.manual_seed(0)
-    own, _ = wrapped(priority)
+    own, _ = make_wrapped_replay(priority)
 
     def update(replay, rows):
         data = replay.look(rows, 3, GAMMA)
@@ -220,7 +224,7 @@ def test_captured_graph_matches_eager_calls(execution, priority):
     for x, value in zip(own.tensors, before):  # recording made an update
         x.copy_(value)
     for _ in range(3):
-        batch = some_batch(9)
+        batch = random_batch(9)
         eager.extend(batch)
         own.extend(batch)
         for rows in eager.rows(4, 32):

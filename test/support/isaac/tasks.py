@@ -61,9 +61,9 @@ def define():
                 self.x[:, i] += 0.3 * self.actions[name].flatten(1).float().mean(1)
 
         def _get_observations(self):
-            for i, seen in enumerate(self.seen.values()):
-                seen[:] = i
-                seen[:, 0], seen[:, 1] = self.x[:, i], self.episode_length_buf
+            for i, observation in enumerate(self.seen.values()):
+                observation[:] = i
+                observation[:, 0], observation[:, 1] = self.x[:, i], self.episode_length_buf
             return self.here(self.seen)
 
         def _get_states(self):
@@ -81,20 +81,20 @@ def define():
             return self.here(dict(rows))
 
         def _get_dones(self):
-            names, none = self.cfg.possible_agents, torch.zeros(self.num_envs, dtype=torch.bool)
-            late = self.episode_length_buf >= self.max_episode_length - 1
+            names, no_agent = self.cfg.possible_agents, torch.zeros(self.num_envs, dtype=torch.bool)
+            timed_out = self.episode_length_buf >= self.max_episode_length - 1
             if self.cfg.script is None:
                 outside = self.x.abs() > 1
                 rows = zip(names, outside.unbind(1))
-                return self.here(dict(rows)), self.here(dict.fromkeys(names, late))
+                return self.here(dict(rows)), self.here(dict.fromkeys(names, timed_out))
             flags = {
-                "terminated": dict.fromkeys(names, none),
-                "timed out": dict.fromkeys(names, late),
+                "terminated": dict.fromkeys(names, no_agent),
+                "timed out": dict.fromkeys(names, timed_out),
             }
             for name, ends in self.cfg.script.items():
-                for step, how in ends.items():
-                    at = self.episode_length_buf == step
-                    flags[how][name] = flags[how][name] | at
+                for step, flag in ends.items():
+                    at_step = self.episode_length_buf == step
+                    flags[flag][name] = flags[flag][name] | at_step
             return self.here(flags["terminated"]), self.here(flags["timed out"])
 
         def _reset_idx(self, env_ids):
