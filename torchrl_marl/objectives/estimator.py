@@ -168,7 +168,7 @@ class TeamGAE(MultiAgentGAE):
             with set_recurrent_mode(False):  # TorchRL sets it in all losses
                 following_params = params if target_params is None else target_params
                 if self.fast_values and not self.remembers and following_params is params:
-                    next_value = self._value_of_next_steps(data, following, value, params)
+                    next_value = self._next_value(data, following, value, params)
                 else:
                     next_value = self._value_of_steps(following, following_params)
             reward, done, terminated = (
@@ -313,7 +313,7 @@ class TeamGAE(MultiAgentGAE):
             parts = [network(part).get(key) for part in inputs.reshape(-1).split(_CACHED_CHUNK)]
             return torch.cat(parts).unflatten(0, inputs.shape)
 
-    def _value_of_next_steps(
+    def _next_value(
         self,
         data: TensorDictBase,
         following: TensorDictBase,
