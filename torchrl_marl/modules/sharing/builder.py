@@ -247,8 +247,9 @@ def share(
     of_agents = tuple(inputs), tuple(out_features), tuple(groups)
     teams = (0,) * len(groups) if teams is None else tuple(teams)
     builder = NetworkBuilder(make, *of_agents, config, gain, device, teams)
-    networks = sharing.make(builder)
-    if not isinstance(networks, nn.Module):
+    networks: Any = sharing.make(builder)
+    is_module = isinstance(networks, nn.Module)
+    if not is_module:
         raise ConfigError(
             f"sharing is {config.sharing!r}, which returns a {type(networks).__name__}, expected "
             "a torch.nn.Module, such as builder.by_index([0, 0, 1, 1])."
