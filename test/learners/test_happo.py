@@ -356,7 +356,7 @@ def test_computing_only_updated_agents_matches_computing_all(case, monkeypatch):
     learner, metrics = train(make_env, **settings)
     rows = _rows_that_ran(learner, make_env)
     assert rows == {len(learner.groups)}
-    monkeypatch.setattr(SequentialLearner, "_chosen", lambda *arguments: None)
+    monkeypatch.setattr(SequentialLearner, "_chosen_agents", lambda *arguments: None)
     monkeypatch.setattr(MAPPOLoss, "trains_critic", property(lambda loss: True, lambda *_: None))
     other, found = train(make_env, **settings)
     assert _rows_that_ran(other, make_env) == {sum(g.n_agents for g in learner.groups.values())}

@@ -192,7 +192,7 @@ def test_update_matches_loop_over_agents(algorithm, gradient):
             algorithm, loss, data, seed, gradient == "agent", limit
         )
         torch.manual_seed(seed)
-        row = updates._row(learner.replay, rows, 2)
+        row = updates._run_update(learner.replay, rows, 2)
         found = loss.actor_network.parameters()
         for mine, theirs in zip(found, wanted.parameters(), strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=LR / 100)
@@ -252,7 +252,7 @@ def agents_computed(learner, env):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Perceptron, "run", counted)
-        learner.updates._row(learner.replay, learner.replay.rows(1, 16)[0], 2)
+        learner.updates._run_update(learner.replay, learner.replay.rows(1, 16)[0], 2)
     return calls
 
 
@@ -261,7 +261,7 @@ def test_groups_have_separate_orders():
     drawn = set()
     for seed in range(16):
         torch.manual_seed(seed)
-        turns = torch.cat(list(learner.updates._turns().values()))
+        turns = torch.cat(list(learner.updates._draw_turns().values()))
         assert sorted(turns[:2].tolist()) == sorted(turns[2:].tolist()) == [0, 1]
         drawn.add(tuple(turns.tolist()))
     assert len(drawn) == 4

@@ -95,7 +95,7 @@ def test_update_matches_loop_over_agents(algorithm):
         order = torch.rand(3).argsort().tolist()
         wanted = updated_in_sequence(loss, windows, order)
         torch.manual_seed(seed)
-        twin.updates._row(twin.replay, rows, 2)
+        twin.updates._run_update(twin.replay, rows, 2)
         found = loss.actor_network.parameters()
         for mine, theirs in zip(found, wanted.parameters(), strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=LR / 100)

@@ -294,7 +294,7 @@ def test_members_of_a_population_store_rewards_of_single_learners(algorithm):
     store(many, batch)
     [loss] = many.losses.values()
     key = next(key for key in many.replay.keys if key[-1] == "reward")
-    data = many.replay._look(torch.arange(members * ENVS * STEPS), 4, GAMMA)
+    data = many.replay._read_minibatch(torch.arange(members * ENVS * STEPS), 4, GAMMA)
 
     def earned(e, t, i):
         return plain.sum_of(e, t, i, 4, GAMMA, mixed=loss.mixed)

@@ -234,13 +234,13 @@ def _adam_(
     if not frozen:
         take(*tensors)
     elif skip.device.type == "cpu":  # the masks are known to the host
-        _take_open_rows(take, *tensors, frozen)
+        _step_unfrozen_rows(take, *tensors, frozen)
     else:
         with freeze(frozen, parameters, means, squares, steps):
             take(*tensors)
 
 
-def _take_open_rows(take, parameters, gradients, means, squares, steps, frozen):
+def _step_unfrozen_rows(take, parameters, gradients, means, squares, steps, frozen):
     """Takes a step of Adam with copies of the rows that are not frozen, and writes them back."""
     rows = [(~own).flatten().nonzero().squeeze(1) for own in frozen]
     moved = [i for i, own in enumerate(rows) if len(own)]
@@ -248,7 +248,7 @@ def _take_open_rows(take, parameters, gradients, means, squares, steps, frozen):
         return
 
     def of_rows(tensors):
-        return [_rows_of(tensors[i], rows[i], frozen[i].numel()) for i in moved]
+        return [_select_rows(tensors[i], rows[i], frozen[i].numel()) for i in moved]
 
     parts = [of_rows(tensors) for tensors in (parameters, gradients, means, squares)]
     take(*parts, [steps[i] for i in moved])
@@ -259,7 +259,7 @@ def _take_open_rows(take, parameters, gradients, means, squares, steps, frozen):
             whole.index_copy_(0, open_rows, part)
 
 
-def _rows_of(x: Tensor, rows: Tensor, n_rows: int) -> Tensor:
+def _select_rows(x: Tensor, rows: Tensor, n_rows: int) -> Tensor:
     return x if len(rows) == n_rows else x.index_select(0, rows)
 
 
@@ -269,7 +269,7 @@ def _fused_step(parameters, gradients, means, squares, steps, lr, skip, beta1, b
     else:
         torch._foreach_add_(steps, [1 - skip] * len(steps))
     # The fused step ignores strides, but a gradient may be transposed.
-    gradients = [_as_laid(g, p) for g, p in zip(gradients, parameters)]
+    gradients = [_match_strides(g, p) for g, p in zip(gradients, parameters)]
     # ``found_inf`` skips the step, as a gradient scaler does after an overflow.
     torch._fused_adam_(
         parameters,
@@ -289,7 +289,7 @@ def _fused_step(parameters, gradients, means, squares, steps, lr, skip, beta1, b
     )
 
 
-def _as_laid(gradient: Tensor, parameter: Tensor) -> Tensor:
+def _match_strides(gradient: Tensor, parameter: Tensor) -> Tensor:
     if gradient.stride() == parameter.stride():
         return gradient
     return torch.empty_like(parameter).copy_(gradient)

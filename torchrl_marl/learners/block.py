@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Block", "BlockLearner", "check_finite", "must_be_finite"]
 
-_AT_NEXT = ("is_init", "links")
+_READ_AT_NEXT_STEP = ("is_init", "links")
 Gathered = tuple[GroupSpec, TensorDictBase, TensorDictBase]
 
 
@@ -83,7 +83,11 @@ class Block:
         self.groups, self.seen, self.acted = dict(groups), seen, tuple(acted)
         self.remembered = tuple(remembered)
         self.n_members = n_members
-        joinable = [[group] for group in groups.values()] if apart else _joinable(groups.values())
+        joinable = (
+            [[group] for group in groups.values()]
+            if apart
+            else _partition_joinable(groups.values())
+        )
         teams = [join(own) for own in joinable]
         if n_members > 1:
             teams = [of_members(team, n_members) for team in teams]
@@ -101,7 +105,7 @@ class Block:
             - batch: ``[E, T]``, or ``[P * E, T]`` for a population
             - returns: ``[E, T]`` in both cases
         """
-        data, following = self._blank(batch), batch.get("next")
+        data, following = self._make_empty_batch(batch), batch.get("next")
         for group in self.groups.values():
             own = group.data(following) if group.agent_done else following
             check_flags(group, own)
@@ -124,11 +128,11 @@ class Block:
             if batch.get(group.sources[0].key("learns"), None) is not None:
                 leaves += ("learns",)
             now = group.gather(batch, leaves=leaves, flags=True)
-            leaves = ("reward", *states, *(x for x in self.remembered if x in _AT_NEXT))
+            leaves = ("reward", *states, *(x for x in self.remembered if x in _READ_AT_NEXT_STEP))
             then = group.gather(batch.get("next"), leaves=leaves, flags=True)
-            yield _put(group, now, then, data)
+            yield _write_gathered(group, now, then, data)
 
-    def _blank(self, batch: TensorDictBase) -> TensorDictBase:
+    def _make_empty_batch(self, batch: TensorDictBase) -> TensorDictBase:
         """Returns a TensorDict for joined groups: a copy of the batch.
 
         For a population it holds the members' states only, if critics or mixers read them.
@@ -149,7 +153,7 @@ class Block:
         assert group is not None
         now = group.gather(batch, flags=True)
         then = group.gather(batch.get("next"), flags=True)
-        return _put(group, now, then, data)
+        return _write_gathered(group, now, then, data)
 
     def _add_flags(
         self,
@@ -165,10 +169,10 @@ class Block:
             rows = []
             for own in group.sources:
                 flag = getattr(known[own.name], leaf)
-                rows.append(self._always(own, now) if flag is None else flag)
+                rows.append(self._all_true(own, now) if flag is None else flag)
             place.set(key, self._fold(torch.cat(rows, -1), now.ndim - 1))
 
-    def _always(self, group: GroupSpec, now: TensorDictBase) -> Tensor:
+    def _all_true(self, group: GroupSpec, now: TensorDictBase) -> Tensor:
         n_envs, *others = now.shape[:-1]
         shape = (n_envs * self.n_members, *others, group.n_agents)
         return torch.ones(shape, dtype=torch.bool, device=now.device)
@@ -191,7 +195,7 @@ class Block:
             group.scatter(data, batch, written)
 
 
-def _put(
+def _write_gathered(
     group: GroupSpec, now: TensorDictBase, then: TensorDictBase, data: TensorDictBase
 ) -> Gathered:
     """Writes a gathered group into a batch; returns it with the stored entries."""
@@ -200,7 +204,7 @@ def _put(
     return group, data.get(group.name), data.get(("next", group.name))
 
 
-def _joinable(groups: Iterable[GroupSpec]) -> list[list[GroupSpec]]:
+def _partition_joinable(groups: Iterable[GroupSpec]) -> list[list[GroupSpec]]:
     """Partitions groups into lists that can be joined."""
     joinable: list[list[GroupSpec]] = []
     for group in groups:
@@ -268,7 +272,7 @@ class BlockLearner(nn.Module):
             self.settings, self.diverged = members.settings, members.diverged
         self.groups, self.config = dict(groups), config
         self.remembers = getattr(config, "remembers", False)
-        self.remembered = _remembered_of(config)
+        self.remembered = _required_entries(config)
         self.communicates = communicates(config.actor)
         seen = seen_by_critics((self.groups if team is None else team.groups).values(), config)
         if seen is not None and n_members > 1:
@@ -441,7 +445,7 @@ def must_be_finite(metric: str) -> bool:
     return metric.startswith(("loss_", "grad_norm"))
 
 
-def _remembered_of(config: Any) -> tuple[str, ...]:
+def _required_entries(config: Any) -> tuple[str, ...]:
     """Returns the entries of a batch that networks with memory or the environment's links need."""
     found = []
     if getattr(config, "remembers", False):

@@ -120,7 +120,7 @@ class CapturedUpdates(Updates):
         self.programs = Programs()
         self._columns: dict[NestedKey, slice] = {}
         self._columns_of: dict[Any, dict[NestedKey, slice]] = {}
-        self._placed: dict[Any, list[Tensor]] = {}
+        self._fixed_copies: dict[Any, list[Tensor]] = {}
         # On a CPU float64 gives the same bits as the optimizer's Python float; a GPU needs float32.
         wide = torch.float64 if self.device.type == "cpu" else torch.float32
         self._lr = torch.zeros((), dtype=wide, device=self.device)
@@ -142,28 +142,28 @@ class CapturedUpdates(Updates):
         # In a fixed order, which does not depend on the order of a batch's entries.
         needed = minibatch_keys(self.objectives.values())
         keys = [key for key in needed if frames.get(key, None) is not None]
-        values = self._place([cast(Tensor, frames.get(key)) for key in keys])
+        values = self._copy_to_fixed_memory([cast(Tensor, frames.get(key)) for key in keys])
         self._lr.fill_(self.optimizer.param_groups[0]["lr"])
         stop.begin()
         leaves: list[Tensor] = []
         rows: list[Tensor] = []
         ends: list[int] = []  # number of updates up to each epoch's end
         random_states: list[Tensor] = []
-        for epoch in self._noting_random_states(epochs, random_states):
+        for epoch in self._record_random_states(epochs, random_states):
             stop.count()
             first = len(rows)
             for indices in epoch:
                 if not leaves:
                     if not self.optimizer.state:
                         self._start_optimizer(_minibatch(keys, values, indices))
-                    leaves = [indices, *values, *self._inputs()]
+                    leaves = [indices, *values, *self._graph_inputs()]
                 leaves[0] = indices
                 rows.append(self._program(keys, leaves).flat(leaves)[0])
             ends.append(len(rows))
             if stop.watches:
                 stop.check(torch.stack(rows[first:])[:, : len(stop.stopped)])
         table = torch.stack(rows)
-        n_epochs, finite = self._read(table, ends)
+        n_epochs, finite = self._count_epochs(table, ends)
         if n_epochs < len(random_states):  # undo the random draws of epochs that did not count
             set_random_state(self.device, random_states[n_epochs])
         table = table[: ends[n_epochs - 1]]
@@ -173,7 +173,7 @@ class CapturedUpdates(Updates):
             finite,
         )
 
-    def _noting_random_states(
+    def _record_random_states(
         self, epochs: Iterable[Iterable[Tensor]], states: list[Tensor]
     ) -> Iterator[Iterable[Tensor]]:
         """Records the random state before each epoch is drawn, if groups may stop early."""
@@ -187,7 +187,7 @@ class CapturedUpdates(Updates):
                 states.append(state)
             yield epoch
 
-    def _read(self, table: Tensor, ends: list[int]) -> tuple[int, bool]:
+    def _count_epochs(self, table: Tensor, ends: list[int]) -> tuple[int, bool]:
         """Returns the number of epochs that count, and whether their results are finite.
 
         The results are losses and gradient norms. Waits for the device.
@@ -205,17 +205,17 @@ class CapturedUpdates(Updates):
             program.raise_failed()
         return int(n_epochs), bool(all_finite)
 
-    def _place(self, values: list[Tensor]) -> list[Tensor]:
+    def _copy_to_fixed_memory(self, values: list[Tensor]) -> list[Tensor]:
         """Copies frames, once per batch, to the fixed memory that CUDA graphs read."""
         if self.execution != "cudagraph":
             return values
         shapes = tuple((x.shape, x.dtype) for x in values)
-        if shapes in self._placed:
-            torch._foreach_copy_(self._placed[shapes], values)
+        if shapes in self._fixed_copies:
+            torch._foreach_copy_(self._fixed_copies[shapes], values)
         else:
             copies = [x.clone(memory_format=torch.contiguous_format) for x in values]
-            self._placed[shapes] = copies
-        return self._placed[shapes]
+            self._fixed_copies[shapes] = copies
+        return self._fixed_copies[shapes]
 
     # ------------------------------------------------------------------------------ one update
 
@@ -228,7 +228,7 @@ class CapturedUpdates(Updates):
 
         def update(*inputs: Tensor) -> Tensor:
             # Networks, clips and optimizer hold the other inputs.
-            return self._row(_minibatch(keys, inputs[1 : 1 + len(keys)], inputs[0]))
+            return self._take_step(_minibatch(keys, inputs[1 : 1 + len(keys)], inputs[0]))
 
         name = f"the update of {', '.join(self.objectives)} on {n_frames:,} frames"
         with unchanged(self.device, leaves[1 + len(keys) :]):
@@ -242,8 +242,8 @@ class CapturedUpdates(Updates):
         """Returns a function of the frames as one graph, which is captured at the first use."""
         needed = minibatch_keys([self.objectives[name]])
         keys = [key for key in needed if frames.get(key, None) is not None]
-        values = self._place([cast(Tensor, frames.get(key)) for key in keys])
-        leaves = [*values, *self._inputs()]
+        values = self._copy_to_fixed_memory([cast(Tensor, frames.get(key)) for key in keys])
+        leaves = [*values, *self._graph_inputs()]
         which = name, len(frames), *keys
         if which not in self.programs:
 
@@ -258,11 +258,14 @@ class CapturedUpdates(Updates):
                 )
         return self.programs[which].flat(leaves)[0]
 
-    def _row(self, minibatch: TensorDictBase) -> Tensor:
+    def _take_step(self, minibatch: TensorDictBase) -> Tensor:
         """Takes one step of the optimizer; returns a row of metrics, the KL divergences first."""
         total, metrics, counts = self.evaluate(minibatch)
         of_all = dict(
-            zip(self._started, torch.autograd.grad(total, self._started, allow_unused=True))
+            zip(
+                self._parameters_with_state,
+                torch.autograd.grad(total, self._parameters_with_state, allow_unused=True),
+            )
         )
         found = {p: gradient for p, gradient in of_all.items() if gradient is not None}
         parameters = list(found)
@@ -308,10 +311,12 @@ class CapturedUpdates(Updates):
         for x, old in zip(self.state, before):
             x.copy_(torch.where(self.stop.all > 0, old, x))
 
-    def _inputs(self) -> list[Tensor]:
+    def _graph_inputs(self) -> list[Tensor]:
         """Returns all tensors that an update reads or writes besides the frames."""
         everything = self.optimizer.param_groups[0]["params"]
-        moments = [x for own in moments_of(self.optimizer, self._started) for x in own]
+        moments = [
+            x for own in moments_of(self.optimizer, self._parameters_with_state) for x in own
+        ]
         buffers = [buffer for loss in self.objectives.values() for buffer in loss.buffers()]
         found = [*everything, *moments, *buffers, *self.state, self._lr, *self.stop.tensors]
         if self.members is not None:
@@ -319,7 +324,7 @@ class CapturedUpdates(Updates):
         return list({id(x): x for x in found}.values())
 
     @property
-    def _started(self) -> list[Tensor]:
+    def _parameters_with_state(self) -> list[Tensor]:
         """The parameters that a gradient reaches."""
         state = self.optimizer.state
         return [p for p in self.optimizer.param_groups[0]["params"] if state.get(p)]

@@ -39,16 +39,17 @@ class SequentialReplayUpdates(ReplayUpdates):
         index = {name: torch.tensor(x.group.group_index) for name, x in self.losses.items()}
         same = {name: own == own.unsqueeze(-1) for name, own in index.items()}
         self.n_turns = max(int(own.sum(-1).max()) for own in same.values())
-        self._same = {name: own.to(self.device) for name, own in same.items()}
+        self._same_group = {name: own.to(self.device) for name, own in same.items()}
 
-    def _turns(self) -> dict[str, Tensor]:
+    def _draw_turns(self) -> dict[str, Tensor]:
         """Draws the turn of each agent within its group, ``[N]``, for every loss."""
         if self.n_turns == 1:
             return {
-                name: torch.zeros(len(own), device=self.device) for name, own in self._same.items()
+                name: torch.zeros(len(own), device=self.device)
+                for name, own in self._same_group.items()
             }
         turns = {}
-        for name, same in self._same.items():
+        for name, same in self._same_group.items():
             drawn = torch.rand(len(same), device=self.device)
             turns[name] = (same & (drawn < drawn.unsqueeze(-1))).sum(-1)
         return turns
@@ -61,7 +62,7 @@ class SequentialReplayUpdates(ReplayUpdates):
         """
         if step.of == "value":
             return super()._gradients(data, step, metrics)
-        actors, turns = step.optimizers["actors"], self._turns()
+        actors, turns = step.optimizers["actors"], self._draw_turns()
         start_adam(actors, actors.parameters)
         counts = moments_of(actors, actors.parameters)[2]
         begun = [count.clone() for count in counts]
@@ -73,7 +74,7 @@ class SequentialReplayUpdates(ReplayUpdates):
             for count, first in zip(counts, begun):
                 count.copy_(first)
             active = {name: own == turn for name, own in turns.items()}
-            found = self._turn(data, step, active, metrics, others)
+            found = self._take_turn(data, step, active, metrics, others)
             if turn + 1 < self.n_turns:
                 others = {
                     name: loss.current_actions(data, active[name], others.get(name))
@@ -91,7 +92,7 @@ class SequentialReplayUpdates(ReplayUpdates):
                 metrics[name, key] = total[name, key] / n_agents
         return remaining
 
-    def _turn(
+    def _take_turn(
         self,
         data: TensorDictBase,
         step: Step,

@@ -10,8 +10,8 @@ from torch import Tensor
 
 __all__ = ["KLRate"]
 
-_BAND = 2.0
-_STEP = 1.5
+_KL_TOLERANCE_FACTOR = 2.0
+_RATE_FACTOR = 1.5
 
 
 class KLRate:
@@ -61,7 +61,10 @@ class KLRate:
             active (Tensor): bool, ``[G]``, True for groups that learned in the epoch.
         """
         low, high = self.bounds
-        lower, higher = (self.values / _STEP).clamp_min(low), (self.values * _STEP).clamp_max(high)
-        adapted = torch.where(kl < self.target / _BAND, higher, self.values)
-        adapted = torch.where(kl > self.target * _BAND, lower, adapted)
+        lower, higher = (
+            (self.values / _RATE_FACTOR).clamp_min(low),
+            (self.values * _RATE_FACTOR).clamp_max(high),
+        )
+        adapted = torch.where(kl < self.target / _KL_TOLERANCE_FACTOR, higher, self.values)
+        adapted = torch.where(kl > self.target * _KL_TOLERANCE_FACTOR, lower, adapted)
         self.values.copy_(torch.where(active, adapted, self.values))

@@ -116,7 +116,7 @@ class Members:
             raise ConfigError(
                 f"a batch of {batch.shape[0]} envs, expected a multiple of the {self.n} members."
             )
-        self._give_settings(learner)
+        self._write_settings(learner)
         before = {p: p.detach().clone() for p in self.rows.owners}
         yield
         self._exclude_diverged(learner, before)
@@ -159,7 +159,7 @@ class Members:
     # ------------------------------------------------------------------------------- settings
 
     @torch.no_grad()
-    def _give_settings(self, learner: Any) -> None:
+    def _write_settings(self, learner: Any) -> None:
         """Writes the members' settings to the updates, clips and losses that read them."""
         config, left = learner.config, 1.0 - learner.progress
         falls = getattr(config, "lr_schedule", "constant") == "linear"
@@ -167,28 +167,30 @@ class Members:
             optimizer.prepare(self.settings[name] * (left if falls else 1.0))
         if "max_grad_norm" in self.settings:
             for clip in learner.clips:
-                clip.limit[:-1].copy_(self._each(self.settings["max_grad_norm"], clip.n_groups))
+                clip.limit[:-1].copy_(
+                    self._repeat_per_member(self.settings["max_grad_norm"], clip.n_groups)
+                )
         if isinstance(config, ReplayLearnerConfig):
             if "gamma" in self.settings:
                 learner.updates.gamma.copy_(self.settings["gamma"])
             return
         learner.optimizer.param_groups[0]["lr"] = float(learner.optimizer.lr)
         for name, loss in learner.losses.items():
-            by_agent = self._by_agent(learner.block.joined[name])
+            by_agent = self._settings_per_agent(learner.block.joined[name])
             if isinstance(config, OnPolicyConfig):
-                self._give_coefficients(loss, by_agent, config, left)
+                self._write_coefficients(loss, by_agent, config, left)
             else:
                 loss.gamma = by_agent.get("gamma", config.gamma)
                 loss.lmbda = by_agent.get("lmbda", config.lmbda)
 
-    def _by_agent(self, group: GroupSpec) -> dict[str, Tensor]:
+    def _settings_per_agent(self, group: GroupSpec) -> dict[str, Tensor]:
         """Returns the settings of each agent's member, ``[P * N, 1]``."""
         return {
-            name: self._each(values, group.n_agents).unsqueeze(-1)
+            name: self._repeat_per_member(values, group.n_agents).unsqueeze(-1)
             for name, values in self.settings.items()
         }
 
-    def _give_coefficients(
+    def _write_coefficients(
         self, loss: Any, by_agent: Mapping[str, Tensor], config: OnPolicyConfig, left: float
     ) -> None:
         """Writes the coefficients of a MAPPO loss, one for each agent."""
@@ -197,9 +199,9 @@ class Members:
         for name in ("entropy_coeff", "critic_coeff", "clip_epsilon"):
             if name in by_agent:
                 factor = falling if name == "entropy_coeff" else 1.0
-                _fill(loss, name, by_agent[name] * factor)
+                _write_in_place(loss, name, by_agent[name] * factor)
         if "clip_epsilon" in by_agent and config.clip_value:
-            _fill(loss, "clip_value", by_agent["clip_epsilon"])
+            _write_in_place(loss, "clip_value", by_agent["clip_epsilon"])
         loss.value_estimator.set_discount(
             by_agent.get("gamma", config.gamma), by_agent.get("lmbda", config.lmbda)
         )
@@ -221,9 +223,9 @@ class Members:
             last = known.get("epsilon_end", settings.epsilon_end)
             epsilon = first + learner.annealed * (last - first)
             for explore in learner.explorers:
-                explore.epsilon.copy_(self._each(epsilon, explore.group.n_agents))
+                explore.epsilon.copy_(self._repeat_per_member(epsilon, explore.group.n_agents))
 
-    def _each(self, values: Tensor, n: int) -> Tensor:
+    def _repeat_per_member(self, values: Tensor, n: int) -> Tensor:
         """Repeats each member's value, ``[P]``, equally often, up to n values in total."""
         return values.repeat_interleave(n // self.n)
 
@@ -266,7 +268,7 @@ class Members:
         self.diverged.copy_(state["diverged"] if "diverged" in state else state["sick"])
 
 
-def _fill(loss: Any, name: str, values: Tensor) -> None:
+def _write_in_place(loss: Any, name: str, values: Tensor) -> None:
     """Writes the agents' coefficients in place, because graphs hold the tensor."""
     own = getattr(loss, name)
     if own.shape == values.shape:

@@ -127,7 +127,11 @@ class NetworkBuilder:
             value_norm = ValueNorm(
                 config.value_norm_decay, membership=group.membership, device=self.device
             )
-        settings = {**self._seen_by(group), "team": self.seen, "value_norm": value_norm}
+        settings = {
+            **self._critic_input_settings(group),
+            "team": self.seen,
+            "value_norm": value_norm,
+        }
         return self._build(group, "critic", partial(make_critic, group, config.critic, **settings))
 
     def action_critic(self, group: GroupSpec, n_critics: int = 1) -> TensorDictSequential:
@@ -149,7 +153,7 @@ class NetworkBuilder:
         settings: dict[str, Any] = {"team": self.seen}
         if config.mixed:
             make, settings = make_mixed_critic, vars(config.mixer)
-        settings = {**self._seen_by(group), **settings, "n_critics": n_critics}
+        settings = {**self._critic_input_settings(group), **settings, "n_critics": n_critics}
         if not config.central and settings["centralized"] == "agent_state":
             group = group.of_states  # each critic reads one agent's state and action
             settings |= {"centralized": False, "observation_norm": None}
@@ -160,7 +164,7 @@ class NetworkBuilder:
         from torchrl_marl.modules.mixers import make_mixer
 
         own = self.config.mixer
-        settings = {**self._seen_by(group), "team": self.seen}
+        settings = {**self._critic_input_settings(group), "team": self.seen}
         settings |= {"hidden": own.hidden, "init_scale": own.init_scale}
         return self._build(
             group, "mixer", partial(make_mixer, group, self.config.mixes, **settings)
@@ -173,11 +177,11 @@ class NetworkBuilder:
                 f"{self.config.algorithm} does not support; use algorithm=mappo, ippo, happo or bc."
             )
 
-    def _seen_by(self, group: GroupSpec) -> dict[str, Any]:
+    def _critic_input_settings(self, group: GroupSpec) -> dict[str, Any]:
         """Returns the settings of a critic's or mixer's input, with observation statistics."""
         config = self.config
         norm = self.norms.of(group if self.seen is None else self.seen)
-        read = _state_read_of(group, config) or config.central
+        read = _state_to_read(group, config) or config.central
         return {"centralized": read, "observation_norm": norm}
 
     def _build(self, group: GroupSpec, network: str, make: Callable[..., Any]) -> Any:
@@ -193,7 +197,7 @@ class NetworkBuilder:
         return built
 
 
-def _state_read_of(
+def _state_to_read(
     group: GroupSpec, config: TrainedConfig
 ) -> Literal["state", "agent_state"] | None:
     """Returns the state that a group's critic or mixer reads; None if it reads observations."""

@@ -40,7 +40,7 @@ def build_loss(
     common: dict[str, Any] = {
         "group": group,
         "bootstrap": config.bootstrap,
-        "actor_gradient": _maximized(config, group),
+        "actor_gradient": _choose_actor_gradient(config, group),
         "gamma": config.gamma,
         "functional": False,
     }
@@ -67,7 +67,9 @@ def build_loss(
     return MADDPGLoss(actor, critic, **common)
 
 
-def _maximized(config: OffPolicyConfig, group: GroupSpec) -> Literal["group", "agent", "all"]:
+def _choose_actor_gradient(
+    config: OffPolicyConfig, group: GroupSpec
+) -> Literal["group", "agent", "all"]:
     """Returns the ``actor_gradient`` of a loss, in the cheapest of its equivalent forms."""
     if config.mixed:
         return "all"  # a group's value depends on its own actions alone

@@ -103,7 +103,9 @@ class OnPolicyLearner(EpochLearner):
             actor, critic = self.builder.actor(group), self.builder.critic(group)
             self.actors.add(group, actor)
             self.critics[name] = critic
-            self.losses[name] = loss = _loss(actor, critic, group, config, device, self.per_agent)
+            self.losses[name] = loss = _make_loss(
+                actor, critic, group, config, device, self.per_agent
+            )
             # Compiled updates round differently, too.
             on_cpu = next(critic.parameters()).device.type == "cpu"
             loss.value_estimator.fast_values = self.execution == "compile" and on_cpu
@@ -128,7 +130,9 @@ class OnPolicyLearner(EpochLearner):
     def make_stop(self, clips: Mapping[str, GradientClip], device: torch.device) -> KLStop:
         """Returns the early stop at the KL limit of the policy."""
         if self.config.lr_schedule == "kl" and self.kl_rate is None:
-            self.kl_rate = _kl_rate(self.config, sum(c.n_groups for c in clips.values()), device)
+            self.kl_rate = _make_kl_rate(
+                self.config, sum(c.n_groups for c in clips.values()), device
+            )
         return self.stopping(clips, self.config.target_kl, device, rate=self.kl_rate)
 
     def set_progress(self, fraction: float) -> None:
@@ -190,14 +194,14 @@ class OnPolicyLearner(EpochLearner):
         warn_of_turns(self.groups.values(), batch, self.config.bootstrap)
 
 
-def _kl_rate(config: OnPolicyConfig, n_groups: int, device: torch.device) -> KLRate:
+def _make_kl_rate(config: OnPolicyConfig, n_groups: int, device: torch.device) -> KLRate:
     from torchrl_marl.learners.kl_rate import KLRate
 
     bounds = config.lr_min, config.lr_max
     return KLRate(n_groups, config.lr, config.lr_kl, bounds, device)
 
 
-def _loss(
+def _make_loss(
     actor: Any,
     critic: Any,
     group: GroupSpec,

@@ -159,7 +159,7 @@ class ReplayLearner(BlockLearner):
         """Moves the schedules to a fraction, 0 to 1, of the run."""
         self.progress = fraction
         self._explore()
-        self._anneal()
+        self._anneal_importance_exponent()
         if self.config.unshare_at is not None and fraction >= self.config.unshare_at:
             self.unshare()
 
@@ -190,7 +190,7 @@ class ReplayLearner(BlockLearner):
         if self.members is not None:
             self.members.explore(self)
 
-    def _anneal(self) -> None:
+    def _anneal_importance_exponent(self) -> None:
         """Sets the importance-sampling exponent of prioritized replay for the current progress."""
         settings = self.config.replay
         priorities = None if self.replay is None else self.replay.priorities
@@ -251,7 +251,7 @@ class ReplayLearner(BlockLearner):
         for loss in self.losses.values():
             loss.settle_rewards(data)
         self.replay.extend(self._rows_of(data, batch))
-        self._anneal()
+        self._anneal_importance_exponent()
         if self.observation_norms:
             self.observation_norms.update_all(data)
         self.frames += batch.numel() // self.n_members
@@ -315,14 +315,14 @@ class ReplayLearner(BlockLearner):
             for group in whole.sources:
                 found = summary[group.name]
                 if self.explores:
-                    found["epsilon"] = self._of_members(explore.epsilon, whole).clone()
+                    found["epsilon"] = self._value_per_member(explore.epsilon, whole).clone()
                 if self.noisy:
                     found["sigma"] = explore.sigma.expand(shape).clone()
                 for key, number in (("updates", n_updates), ("stored", len(self.replay or ()))):
                     found[key] = torch.full(shape, float(number), device=device)
         return TensorDict(cast(dict[str, Any], summary), shape, device=device)
 
-    def _of_members(self, values: Tensor, group: GroupSpec) -> Tensor:
+    def _value_per_member(self, values: Tensor, group: GroupSpec) -> Tensor:
         """Returns values of a group; for a population, one for each member."""
         if self.members is None:
             return values
@@ -333,7 +333,7 @@ class ReplayLearner(BlockLearner):
     def get_extra_state(self) -> dict[str, Any]:
         """The part of ``state_dict()`` in addition to networks and statistics."""
         state = {
-            **{name: _state_of(x) for name, x in self.updates.optimizers.items()},
+            **{name: _optimizer_state(x) for name, x in self.updates.optimizers.items()},
             "updates": self.updates.count,
             "frames": self.frames,
             "owed": self.owed,
@@ -348,7 +348,7 @@ class ReplayLearner(BlockLearner):
         """Restores the state from :meth:`get_extra_state`."""
         self._load_births(state)
         for name, optimizer in self.updates.optimizers.items():
-            _load(optimizer, state[name])
+            _load_optimizer(optimizer, state[name])
         self.updates.count, self.frames = state["updates"], state["frames"]
         self.owed, self.progress = state["owed"], state["progress"]
         if state["replay"] is not None:
@@ -361,7 +361,7 @@ class ReplayLearner(BlockLearner):
     def take_member(self, many: ReplayLearner, member: int, *, replay: bool = True) -> None:
         """Copies a population member's exploration and, on request, its replay buffer."""
         for own, every in zip(self.explorers, many.explorers):
-            own.epsilon.copy_(many._of_members(every.epsilon, every.group)[member])
+            own.epsilon.copy_(many._value_per_member(every.epsilon, every.group)[member])
             own.sigma.copy_(every.sigma)
         self.frames, self.owed, self.progress = many.frames, many.owed, many.progress
         self.updates.count = many.updates.count
@@ -374,36 +374,36 @@ class ReplayLearner(BlockLearner):
         """Returns a replay buffer's state; adds team rewards if an older checkpoint lacks them."""
         leaves = dict(state["leaves"])
         for loss in self.losses.values():
-            loss.add_team_reward(leaves, self._arranged, self._restored)
+            loss.add_team_reward(leaves, self._to_loss_layout, self._to_replay_layout)
         return {**state, "leaves": leaves}
 
-    def _arranged(self, rows: Tensor) -> Tensor:
+    def _to_loss_layout(self, rows: Tensor) -> Tensor:
         """Converts rows of the replay buffer, ``[S, E, N, 1]``, to the layout of the losses."""
         if self.members is None:
             return rows
         return fold(rows.transpose(0, 1), self.n_members, 2)
 
-    def _restored(self, rows: Tensor) -> Tensor:
+    def _to_replay_layout(self, rows: Tensor) -> Tensor:
         """Converts rows from the layout of the losses to that of the replay buffer."""
         if self.members is None:
             return rows
         return unfold(rows, self.n_members, 2).transpose(0, 1).contiguous()
 
 
-def _state_of(optimizer: Adam) -> dict[str, list[Tensor]]:
+def _optimizer_state(optimizer: Adam) -> dict[str, list[Tensor]]:
     """Returns Adam's moments and step counts in the form of a checkpoint."""
     start_adam(optimizer, optimizer.parameters)
     return dict(zip(("means", "squares", "steps"), moments_of(optimizer, optimizer.parameters)))
 
 
 @torch.no_grad()
-def _load(optimizer: Adam, state: Mapping[str, Any]) -> None:
+def _load_optimizer(optimizer: Adam, state: Mapping[str, Any]) -> None:
     """Restores Adam's moments and step counts in place.
 
     Raises:
         ValueError: the saved moments belong to other parameters.
     """
-    for name, own in _state_of(optimizer).items():
+    for name, own in _optimizer_state(optimizer).items():
         if [x.shape for x in state[name]] != [x.shape for x in own]:
             raise ValueError("Adam: the state is of other parameters, expected the same shapes.")
         for x, value in zip(own, state[name]):

@@ -135,21 +135,21 @@ class ReplayUpdates:
 
     def _update(self, replay: TeamReplay, rows: Tensor, n_steps: int) -> Tensor:
         if self.execution == "eager":
-            return self._row(replay, rows, n_steps)
-        written = self._written(replay)
+            return self._run_update(replay, rows, n_steps)
+        written = self._tensors_in_use(replay)
         leaves = [rows.clone(), *{id(x): x for x in [*written, *replay.tensors]}.values()]
         if n_steps not in self.programs:
             what = sorted(name for step in self.steps[:n_steps] for name in step.optimizers)
             with unchanged(self.device, written):
                 self.programs[n_steps] = capture(
-                    lambda own, *held: self._row(replay, own, n_steps),
+                    lambda own, *held: self._run_update(replay, own, n_steps),
                     *leaves,
                     name=f"the update of the {' and '.join(what)} of {', '.join(self.losses)}",
                     execution=self.execution,  # type: ignore[arg-type]
                 )
         return self.programs[n_steps].flat(leaves)[0]
 
-    def _written(self, replay: TeamReplay) -> list[Tensor]:
+    def _tensors_in_use(self, replay: TeamReplay) -> list[Tensor]:
         priorities = [] if replay.priorities is None else replay.priorities.tensors
         moved = [x for optimizer in self.optimizers.values() for x in optimizer.tensors]
         found = [*moved, *self.targets, *priorities]
@@ -157,7 +157,7 @@ class ReplayUpdates:
             found += [cast(Tensor, self.gamma), *self.members.tensors]
         return found
 
-    def _row(self, replay: TeamReplay, rows: Tensor, n_steps: int) -> Tensor:
+    def _run_update(self, replay: TeamReplay, rows: Tensor, n_steps: int) -> Tensor:
         """Runs an update; returns metrics as one row."""
         if self.window:
             recall = [loss.recall for loss in self.losses.values()]

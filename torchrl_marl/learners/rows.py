@@ -125,7 +125,7 @@ def statistics_of(learner: Any) -> list[Tensor]:
 
 
 @dataclass(frozen=True)
-class _Pair:
+class _TensorPair:
     """A tensor of a population, a member's rows in it, and an ordinary learner's same tensor."""
 
     all: Tensor
@@ -192,16 +192,16 @@ class MemberView:
         for pair in self._pairs(member):
             pair.give()
 
-    def _pairs(self, member: int) -> Iterator[_Pair]:
+    def _pairs(self, member: int) -> Iterator[_TensorPair]:
         owners = self.many.members.rows.owners
         for p, q in zip(self.many.trained, self.one.trained, strict=True):
-            yield _Pair(p.data, self._rows(owners[p], member), q.data)
+            yield _TensorPair(p.data, self._rows(owners[p], member), q.data)
         for every, own in self._states():
             rows = self._rows(owners[every["of"]], member)
-            yield from (_Pair(every[name], rows, own[name]) for name in _MOMENTS)
+            yield from (_TensorPair(every[name], rows, own[name]) for name in _MOMENTS)
         for x, y in zip(statistics_of(self.many), statistics_of(self.one), strict=True):
             n = x.shape[0] // self.many.n_members
-            yield _Pair(x, torch.arange(member * n, (member + 1) * n, device=x.device), y)
+            yield _TensorPair(x, torch.arange(member * n, (member + 1) * n, device=x.device), y)
 
     @staticmethod
     def _rows(owner: Tensor, member: int) -> Tensor:
@@ -256,13 +256,13 @@ def rows_served(
     n_groups = max(index) + 1
     serves = [torch.zeros(_n_rows(p), n_groups, device=p.device) for p in parameters]
     device = parameters[0].device
-    with torch.random.fork_rng(), _active_weights(parameters):
+    with torch.random.fork_rng(), _random_weights(parameters):
         batch = _random_batch(group, seen, device, states)
-        _mark_served(serves, outputs(batch), index, parameters)
+        _mark_rows_served(serves, outputs(batch), index, parameters)
     return [torch.where(rows.sum(1) == 1, rows.argmax(1), n_groups) for rows in serves]
 
 
-def _mark_served(
+def _mark_rows_served(
     serves: list[Tensor], outputs: Tensor, index: Sequence[int], parameters: list[nn.Parameter]
 ) -> None:
     owners = torch.tensor(index, device=outputs.device)
@@ -276,7 +276,7 @@ def _mark_served(
 
 
 @contextlib.contextmanager
-def _active_weights(parameters: list[nn.Parameter]) -> Iterator[None]:
+def _random_weights(parameters: list[nn.Parameter]) -> Iterator[None]:
     """Within the context, replaces weights by random weights with which no unit is always 0."""
     torch.manual_seed(0)
     before = [parameter.detach().clone() for parameter in parameters]

@@ -104,7 +104,7 @@ class SequentialLearner(OnPolicyLearner):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._chosen_of: dict[str, Tensor] = {}
+        self._chosen_agents_by_loss: dict[str, Tensor] = {}
 
     def networks_in_use(self, loss: MAPPOLoss) -> tuple[Any, ...]:
         """Returns the networks of a turn: the critic only in the first."""
@@ -114,35 +114,35 @@ class SequentialLearner(OnPolicyLearner):
         groups = [g for joined in self.block.joined.values() for g in joined.groups]
         rank = torch.cat([torch.randperm(g.n_agents, device=frames.device) for g in groups])
         n_turns = max(g.n_agents for g in groups)
-        begun, turns = self._steps(), []
+        begun, turns = self._step_counts(), []
         for turn in range(n_turns):
             active = rank == turn
             cast(Turns, self.updates.stop).give(active, common=turn == 0)
-            self._rewind(begun)
-            with self._restricted(active if n_turns > 1 else None, critic=turn == 0):
+            self._reset_step_counts(begun)
+            with self._evaluate_active_agents(active if n_turns > 1 else None, critic=turn == 0):
                 history, finite = self.updates.run(frames, self._epochs(len(frames)))
             if turn + 1 < n_turns:
-                with self._restricted(active, critic=False):
-                    self._pass_on(frames, active)
+                with self._evaluate_active_agents(active, critic=False):
+                    self._multiply_advantages_by_ratios(frames, active)
             turns.append(self._metrics_of(history, finite, active, critic=turn == 0))
         return self._mean_over_turns(turns)
 
     @contextlib.contextmanager
-    def _restricted(self, active: Tensor | None, *, critic: bool) -> Iterator[None]:
+    def _evaluate_active_agents(self, active: Tensor | None, *, critic: bool) -> Iterator[None]:
         """Within the context, losses evaluate the active agents, and the critic if it learns."""
         with contextlib.ExitStack() as contexts:
             own = {} if active is None else dict(self.updates.stop.by_loss(active))
             for name, loss in self.losses.items():
-                chosen = self._chosen(name, own[name]) if own else None
+                chosen = self._chosen_agents(name, own[name]) if own else None
                 contexts.enter_context(loss.restricted(chosen, critic=critic))
             yield
 
-    def _chosen(self, name: str, active: Tensor) -> Tensor:
+    def _chosen_agents(self, name: str, active: Tensor) -> Tensor:
         """Returns an agent of each group of a loss, ``[G]``: the active one, if there is one."""
         chosen = self.losses[name].per_group.one_of(active)
-        return self._chosen_of.setdefault(name, chosen).copy_(chosen)
+        return self._chosen_agents_by_loss.setdefault(name, chosen).copy_(chosen)
 
-    def _pass_on(self, frames: TensorDictBase, moved: Tensor) -> None:
+    def _multiply_advantages_by_ratios(self, frames: TensorDictBase, moved: Tensor) -> None:
         """Multiplies advantages by the ratios of the agents that have just learned."""
         for name, own in self.updates.stop.by_loss(moved):
             loss = self.losses[name]
@@ -152,18 +152,18 @@ class SequentialLearner(OnPolicyLearner):
             factor = per.to_agents(per.sum(log_ratio)).exp().unsqueeze(-1)
             frames.set(key, frames.get(key) * factor)
 
-    def _steps(self) -> dict[Tensor, Tensor]:
+    def _step_counts(self) -> dict[Tensor, Tensor]:
         """Returns Adam's step count of each parameter with optimizer state."""
         state = self.optimizer.state
         return {p: own["step"].clone() for p, own in state.items() if own}
 
-    def _rewind(self, begun: Mapping[Tensor, Tensor]) -> None:
+    def _reset_step_counts(self, begun: Mapping[Tensor, Tensor]) -> None:
         """Resets the step counts of this turn's parameters to the beginning of the batch.
 
         A parameter holds rows of several agents but has one step count. The steps of one agent must
         not count for the next agent.
         """
-        now = self._steps()
+        now = self._step_counts()
         for parameter, rows in zip(now, self.updates.stop.frozen(list(now))):
             step = begun.get(parameter, torch.zeros_like(now[parameter]))
             self.optimizer.state[parameter]["step"].copy_(

@@ -25,7 +25,7 @@ __all__ = [
     "warn_of_turns",
 ]
 
-_RIVALS = -0.5  # groups compete if their rewards' correlation is below this value
+_RIVAL_CORRELATION = -0.5  # groups compete if their rewards' correlation is below this value
 
 
 def refuse_apart(trained: Iterable[str]) -> None:
@@ -114,7 +114,7 @@ def _rival_groups(
     ]
     if len(earned) < len(groups):
         return None  # the team has one reward
-    return _least_together([group.name for group in groups], earned)
+    return _find_rivals([group.name for group in groups], earned)
 
 
 def _rival_agents(group: GroupSpec, batch: TensorDictBase) -> tuple[str, str, float] | None:
@@ -124,18 +124,16 @@ def _rival_agents(group: GroupSpec, batch: TensorDictBase) -> tuple[str, str, fl
     reward, alive = reward.squeeze(-1), group.living(batch)
     if alive is not None:  # only steps in which all agents are alive
         reward = torch.where(alive.all(-1, keepdim=True), reward, 0.0)
-    return _least_together(group.agent_names, list(reward.flatten(0, -2).unbind(-1)))
+    return _find_rivals(group.agent_names, list(reward.flatten(0, -2).unbind(-1)))
 
 
-def _least_together(
-    names: Sequence[str], earned: Sequence[Tensor]
-) -> tuple[str, str, float] | None:
+def _find_rivals(names: Sequence[str], earned: Sequence[Tensor]) -> tuple[str, str, float] | None:
     """Returns the first two names with opposed rewards, and the rewards' correlation."""
     if len(earned) < 2 or earned[0].numel() < 2:
         return None
     together = torch.corrcoef(torch.stack(list(earned)).float()).tolist()
     for i, j in combinations(range(len(names)), 2):
-        if together[i][j] < _RIVALS:
+        if together[i][j] < _RIVAL_CORRELATION:
             return names[i], names[j], together[i][j]
     return None
 

@@ -17,7 +17,7 @@ from torchrl_marl.modules.unsharing import Origin, carry_state, unshare, unshare
 
 __all__ = ["unshare_networks", "unshare_parts"]
 
-_Named = dict[str, nn.Parameter]
+_NamedParameters = dict[str, nn.Parameter]
 
 
 def unshare_networks(
@@ -37,8 +37,8 @@ def unshare_networks(
     """
     replaced: dict[int, list[nn.Parameter]] = {}
     state: dict[Any, Any] = dict(optimizer.state)
-    for before, after, origins in _unshared(networks):
-        state |= _carried(before, after, origins, state)
+    for before, after, origins in _unshare_each(networks):
+        state |= _transfer_state(before, after, origins, state)
         old = [p for p in before.values() if p.requires_grad]
         replaced |= {id(p): [] for p in old} | {id(old[0]): list(after.values())}
     settings = {k: v for k, v in optimizer.param_groups[0].items() if k != "params"}
@@ -65,17 +65,17 @@ def unshare_parts(
         dict: ``state`` and the optimizer state of the new parameters.
     """
     known = dict(state)
-    for before, after, origins in _unshared(networks):
-        known |= _carried(before, after, origins, known)
+    for before, after, origins in _unshare_each(networks):
+        known |= _transfer_state(before, after, origins, known)
         if not any(parameter.requires_grad for parameter in before.values()):  # a target network
             for parameter in after.values():
                 parameter.requires_grad_(False)
     return known
 
 
-def _unshared(
+def _unshare_each(
     networks: Mapping[nn.Module, int],
-) -> Iterator[tuple[_Named, _Named, dict[str, Origin]]]:
+) -> Iterator[tuple[_NamedParameters, _NamedParameters, dict[str, Origin]]]:
     """Un-shares networks, and yields each network's parameters before and after."""
     for network, n_agents in networks.items():
         for module in network.modules():
@@ -95,7 +95,7 @@ def _unshared(
 
 def _unshare_layers(
     owner: nn.Module, name: str, n_agents: int
-) -> tuple[_Named, _Named, dict[str, Origin]]:
+) -> tuple[_NamedParameters, _NamedParameters, dict[str, Origin]]:
     """Un-shares a stack of layers in a module."""
     layers = getattr(owner, name)
     own, origins = unshare(layers, n_agents)
@@ -104,8 +104,11 @@ def _unshare_layers(
     return before, dict(own.named_parameters()), origins
 
 
-def _carried(
-    before: _Named, after: _Named, origins: Mapping[str, Origin], state: Mapping[Any, Any]
+def _transfer_state(
+    before: _NamedParameters,
+    after: _NamedParameters,
+    origins: Mapping[str, Origin],
+    state: Mapping[Any, Any],
 ) -> dict[Any, Any]:
     """Returns the optimizer state of the new parameters."""
     known = {name: state.get(parameter, {}) for name, parameter in before.items()}

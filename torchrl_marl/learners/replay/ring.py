@@ -91,13 +91,13 @@ class Ring:
         """
         self._allocate({key: (x.shape[2:], x.dtype) for key, x in leaves.items()}, ends.device)
         written = []
-        for slots, steps in self._spans(ends.shape[1]):
+        for slots, steps in self._slots_to_write(ends.shape[1]):
             for key, value in leaves.items():
                 self.leaf(key)[slots].copy_(value[:, steps].transpose(0, 1))
             for name, mark in self.marks.items():
                 given = {"ends": ends, "cuts": cuts}[name]
                 mark[slots] = False if given is None else given[:, steps].T
-            self._move(slots.stop % self.n_steps, max(self.n_filled, slots.stop))
+            self._set_head(slots.stop % self.n_steps, max(self.n_filled, slots.stop))
             written.append(slots)
         return written
 
@@ -106,7 +106,7 @@ class Ring:
         for mark in self.marks.values() if self.n_filled else ():
             mark[self.head - 1].fill_(True)
 
-    def _spans(self, n: int) -> Iterator[tuple[slice, slice]]:
+    def _slots_to_write(self, n: int) -> Iterator[tuple[slice, slice]]:
         """Yields slots with their new steps: first up to the ring's end, then from its start."""
         first, head = max(n - self.n_steps, 0), self.head
         while first < n:
@@ -114,7 +114,7 @@ class Ring:
             yield slice(head, head + size), slice(first, first + size)
             first, head = first + size, 0
 
-    def _move(self, head: int, n_filled: int) -> None:
+    def _set_head(self, head: int, n_filled: int) -> None:
         self.head, self.n_filled = head, n_filled
         self._head.fill_(head)
 
@@ -232,7 +232,7 @@ class Ring:
             for name, mark in marks.items():
                 self.marks[name][: len(mark)].copy_(mark)
         if self.store is not None:
-            self._move(state["head"], state["n_filled"])
+            self._set_head(state["head"], state["n_filled"])
 
     def _keys(self) -> list[Key]:
         assert self.store is not None
@@ -240,8 +240,8 @@ class Ring:
 
 
 _FLAGS = ("done", "terminated", "truncated", "team_terminated", "mask")
-_CARRIED = ("is_init", *STATES)  # entries that are kept for masked agents, too
-_KEPT = [(leaf,) for leaf in (*_FLAGS, *_CARRIED)]
+_KEPT_WHEN_MASKED = ("is_init", *STATES)  # entries that are kept for masked agents, too
+_NEVER_ZEROED = [(leaf,) for leaf in (*_FLAGS, *_KEPT_WHEN_MASKED)]
 
 
 def settle(
@@ -273,20 +273,20 @@ def settle(
     Raises:
         SpecError: the batch lacks a key.
     """
-    leaves = {key: _get(batch, key) for key in keys}
-    ends = _get(batch, ("next", "done")).squeeze(-1)
+    leaves = {key: _get_required(batch, key) for key in keys}
+    ends = _get_required(batch, ("next", "done")).squeeze(-1)
     for group in (key[:-1] for key in keys if key[-1] == "mask" and key[0] != "next" and key[1:]):
-        mask, then = _get(batch, (*group, "mask")), ("next", *group, "mask")
-        alive = _alive(batch, group, mask)
-        truncated, terminated = _flags_of(batch, group)
+        mask, then = _get_required(batch, (*group, "mask")), ("next", *group, "mask")
+        alive = _alive_mask(batch, group, mask)
+        truncated, terminated = _truncated_and_terminated(batch, group)
         next_mask = batch.get(("next", *group, *BOOTSTRAPS), None)
         if next_mask is None:
-            next_mask = bootstrap_mask(alive, _get(batch, then), truncated, terminated)
-        _blank(leaves, _keys_of(leaves, group), mask)
-        following = set(_keys_of(leaves, ("next", *group)))
-        _blank(leaves, following - set(rewards), next_mask)
+            next_mask = bootstrap_mask(alive, _get_required(batch, then), truncated, terminated)
+        _zero_masked(leaves, _zeroable_keys(leaves, group), mask)
+        following = set(_zeroable_keys(leaves, ("next", *group)))
+        _zero_masked(leaves, following - set(rewards), next_mask)
         if not dead_earn:
-            _blank(leaves, following & set(rewards), alive)
+            _zero_masked(leaves, following & set(rewards), alive)
         if then in leaves:
             leaves[then] = next_mask
         # An agent that is truncated alone has no observation after this step.
@@ -295,7 +295,7 @@ def settle(
     return leaves, ends
 
 
-def _get(batch: TensorDictBase, key: Key) -> Tensor:
+def _get_required(batch: TensorDictBase, key: Key) -> Tensor:
     found = batch.get(key, None)
     if found is None:
         known = ", ".join(sorted(map(str, batch.keys(True, True))))
@@ -303,7 +303,7 @@ def _get(batch: TensorDictBase, key: Key) -> Tensor:
     return found
 
 
-def _alive(batch: TensorDictBase, group: Key, mask: Tensor) -> Tensor:
+def _alive_mask(batch: TensorDictBase, group: Key, mask: Tensor) -> Tensor:
     """Returns a mask of living agents, from the learner's flags or the agents' done flags."""
     flagged = batch.get((*group, *ALIVE), None)
     if flagged is not None:
@@ -312,7 +312,7 @@ def _alive(batch: TensorDictBase, group: Key, mask: Tensor) -> Tensor:
     return mask if done is None else ~done.squeeze(-1)
 
 
-def _flags_of(batch: TensorDictBase, group: Key) -> tuple[Tensor, Tensor]:
+def _truncated_and_terminated(batch: TensorDictBase, group: Key) -> tuple[Tensor, Tensor]:
     """Returns the truncated and terminated flags, ``[E, T, N, 1]``; N is 1 for a team's flags."""
     own = batch.get(("next", *group, "terminated"), None) is not None
     own = own and batch.get(("next", *group, "done"), None) is not None
@@ -323,14 +323,14 @@ def _flags_of(batch: TensorDictBase, group: Key) -> tuple[Tensor, Tensor]:
     return (truncated, terminated) if own else (truncated.unsqueeze(-2), terminated.unsqueeze(-2))
 
 
-def _blank(leaves: dict[Key, Tensor], keys: Iterable[Key], kept: Tensor) -> None:
+def _zero_masked(leaves: dict[Key, Tensor], keys: Iterable[Key], kept: Tensor) -> None:
     for key in keys:
         value = leaves[key]
         if value.shape[: kept.ndim] == kept.shape:
             leaves[key] = value.masked_fill(~expand_mask(kept, value), 0)
 
 
-def _keys_of(leaves: dict[Key, Tensor], group: Key) -> Iterator[Key]:
+def _zeroable_keys(leaves: dict[Key, Tensor], group: Key) -> Iterator[Key]:
     for key in list(leaves):
-        if key[: len(group)] == group and key[len(group) :] not in _KEPT:
+        if key[: len(group)] == group and key[len(group) :] not in _NEVER_ZEROED:
             yield key

@@ -111,7 +111,7 @@ class TeamReplay:
                 f"TeamReplay: n_steps is {n_steps} and num_envs {num_envs}, expected 1 or more."
             )
         self.keys, self.priority = [_as_tuple(key) for key in keys], priority
-        self.reward_keys = _rewards_among(self.keys, reward_keys)
+        self.reward_keys = _find_reward_keys(self.keys, reward_keys)
         self.dead_earn, self.by_life = dead_earn, by_life
         self.n_members, self.shared, self.num_envs = n_members, shared, num_envs
         # Number of envs from which a member samples: its own envs, or all.
@@ -215,13 +215,13 @@ class TeamReplay:
             raise RuntimeError("TeamReplay: nothing is stored yet; call extend(batch) first.")
         shape, device = (n_updates, size), self.ring.device
         if length > 1:
-            return self._starts(shape, length)
+            return self._sample_window_starts(shape, length)
         if self.priorities is None:
             return torch.randint(len(self), shape, device=device)
         uniform = torch.rand(shape, dtype=torch.float64, device=device)
         return (uniform + torch.arange(size, device=device)) / size
 
-    def _starts(self, shape: tuple[int, int], length: int) -> Tensor:
+    def _sample_window_starts(self, shape: tuple[int, int], length: int) -> Tensor:
         """Samples the first row of each window."""
         n_starts = self.ring.n_filled - length + 1
         if self.priorities is not None:
@@ -257,12 +257,12 @@ class TeamReplay:
             ConfigError: more steps than the buffer keeps.
         """
         if self.n_members == 1:
-            return self._look(rows, n_step, gamma)
-        return self._look_of_members(rows, n_step, gamma)
+            return self._read_minibatch(rows, n_step, gamma)
+        return self._read_minibatch_of_members(rows, n_step, gamma)
 
-    def _look(self, rows: Tensor, n_step: int, gamma: float | Tensor) -> TensorDict:
+    def _read_minibatch(self, rows: Tensor, n_step: int, gamma: float | Tensor) -> TensorDict:
         """Returns a minibatch of rows of the ring."""
-        index, weight = self._find(rows)
+        index, weight = self._indices_and_weights(rows)
         path, ends = self.ring.ahead(index, n_step)
         length = within_window(ends).sum(1, keepdim=True)
         last = index if n_step == 1 else path.gather(1, length - 1).squeeze(1)
@@ -273,18 +273,20 @@ class TeamReplay:
                 leaves[key] = n_step_return(self.ring.read(key, path), ends, gamma=gamma)[0]
             else:
                 leaves[key] = self.ring.read(key, last if key[0] == "next" else index)
-        return _nested(leaves, index.shape, self.ring.device)
+        return _nest_leaves(leaves, index.shape, self.ring.device)
 
-    def _look_of_members(self, rows: Tensor, n_step: int, gamma: float | Tensor) -> TensorDict:
+    def _read_minibatch_of_members(
+        self, rows: Tensor, n_step: int, gamma: float | Tensor
+    ) -> TensorDict:
         """Returns a minibatch of all members, stacked along the agents' dim."""
         index = self._rows_of_members(rows)
         if isinstance(gamma, Tensor):
             gamma = gamma.expand(index.shape).reshape(-1, 1)
-        found, n = self._look(index.flatten(), n_step, gamma), self.n_members
+        found, n = self._read_minibatch(index.flatten(), n_step, gamma), self.n_members
         # [B * P, N, ...] to [B, P * N, ...], without a copy.
         leaves = {key: found.get(key).unflatten(0, (-1, n)).flatten(1, 2) for key in self.keys}
         discount = found.get("discount").unflatten(0, (-1, n)).unsqueeze(-2)
-        for name, size in _sizes(leaves).items():
+        for name, size in _agents_per_group(leaves).items():
             leaves[name, "discount"] = discount.expand(-1, -1, size // n, -1).flatten(1, 2)
         leaves["index",] = rows
         leaves["priority_weight",] = torch.ones_like(rows, dtype=discount.dtype)
@@ -321,7 +323,7 @@ class TeamReplay:
         Raises:
             ConfigError: more steps than the buffer keeps.
         """
-        index, weight = self._find(rows)
+        index, weight = self._indices_and_weights(rows)
         path, ends = self.ring.ahead(index, length, "cuts" if self.ring.windows else "ends")
         valid = within_window(ends)
         last = valid.sum(1, keepdim=True) - 1
@@ -334,9 +336,9 @@ class TeamReplay:
                 leaves[key] = first.expand(*path.shape, *first.shape[2:])
             else:
                 leaves[key] = self.ring.read(key, path)
-        return _nested(leaves, path.shape, self.ring.device)
+        return _nest_leaves(leaves, path.shape, self.ring.device)
 
-    def _find(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def _indices_and_weights(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the indices and the importance weights of rows, ``[B]`` each."""
         if self.priorities is not None:
             return self.priorities.sample(rows)
@@ -410,7 +412,7 @@ class TeamReplay:
             self.priorities.load_state_dict(state.get("priorities"))
 
 
-def _rewards_among(keys: Sequence[Key], given: Sequence[NestedKey] | None) -> set[Key]:
+def _find_reward_keys(keys: Sequence[Key], given: Sequence[NestedKey] | None) -> set[Key]:
     """Returns the keys of rewards; raises an error if their names leave this open."""
     if given is not None:
         rewards = {_as_tuple(key) for key in given}
@@ -436,19 +438,19 @@ def _as_tuple(key: NestedKey) -> Key:
     return (key,) if isinstance(key, str) else key
 
 
-def _sizes(leaves: Mapping[Key, Tensor]) -> dict[str, int]:
+def _agents_per_group(leaves: Mapping[Key, Tensor]) -> dict[str, int]:
     """Returns the number of agents of each group, summed over all members."""
     return {key[0]: x.shape[1] for key, x in leaves.items() if len(key) > 1 and key[0] != "next"}
 
 
-def _nested(
+def _nest_leaves(
     leaves: Mapping[Key, Tensor], batch_size: torch.Size, device: torch.device | None
 ) -> TensorDict:
     """Returns leaves as a TensorDict, without the slow checks of its constructor."""
     own: dict[str, Any] = {key[0]: leaf for key, leaf in leaves.items() if len(key) == 1}
     for name in dict.fromkeys(key[0] for key in leaves if len(key) > 1):
         inner = {key[1:]: leaf for key, leaf in leaves.items() if key[0] == name and key[1:]}
-        own[name] = _nested(inner, batch_size, device)
+        own[name] = _nest_leaves(inner, batch_size, device)
     return TensorDict._new_unsafe(own, batch_size=batch_size, device=device)
 
 
