@@ -28,7 +28,7 @@ STAGES = {
     "imports and settings": ("built",),
     "evaluations of the untrained, random and heuristic policies": ("begin",),
     "recording graphs and comparing them with the simulator": ("trace", "_check_results"),
-    "Inductor: graph to C++": ("compile_stored", "-_library", "-_read"),
+    "Inductor: graph to C++": ("compile_stored", "-_compile_and_link", "-_read_graph"),
     "C++ compiler": ("_compile_and_link",),
     "loading libraries": ("_read_graph",),
     "waiting for the second process": ("wait",),
