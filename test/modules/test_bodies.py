@@ -163,8 +163,8 @@ class Pooled(MeanBody):
         return super().forward(features, mask, context)[0].mean(-2), None
 
 
-class TestMistakeInABodyOfOnesOwn:
-    """Each is named before the first step; a wrong width once became an action out of range."""
+class TestInvalidBody:
+    """Errors come before the first step; a wrong width used to become an action out of range."""
 
     @pytest.mark.parametrize(
         ("maker", "message"),
@@ -177,7 +177,7 @@ class TestMistakeInABodyOfOnesOwn:
             ({"body": Pooled}, r"Pooled returns \[2, 4\] for .*, expected \[2, 4, 4\]"),
         ],
     )
-    def test_it_is_named(self, maker, message):
+    def test_invalid_networks_raise(self, maker, message):
         register_body("wrong", "a mistake", **maker)
         try:
             with pytest.raises(ConfigError, match=message):
@@ -185,7 +185,7 @@ class TestMistakeInABodyOfOnesOwn:
         finally:
             registry.BODIES.remove("wrong")
 
-    def test_trying_a_network_leaves_its_modes_and_statistics(self):
+    def test_check_preserves_modes_and_norm_statistics(self):
         def make(inputs, out_features, config, **settings):
             frozen = nn.BatchNorm1d(inputs.width).eval()
             return nn.Sequential(frozen, nn.Linear(inputs.width, 8), nn.BatchNorm1d(8), own)
@@ -208,7 +208,7 @@ class TestMistakeInABodyOfOnesOwn:
         (lambda builder: [0, 0, 1, 1], "returns a list, expected a torch.nn.Module"),
     ],
 )
-def test_a_mistake_in_a_way_of_sharing_is_named(way, message):
+def test_invalid_ways_of_sharing_raise(way, message):
     register_sharing("wrong", "a mistake", way)
     try:
         with pytest.raises(ConfigError, match=message):
@@ -221,8 +221,8 @@ OWN_BODY = registry.Body("the network of mlp", network=make_mlp)
 OWN_SHARING = registry.Sharing("one network", lambda builder: builder.by_index([0] * 4))
 
 
-def test_a_package_brings_its_own(monkeypatch):
-    """A command has no line that registers them."""
+def test_entry_points_of_packages_are_found(monkeypatch):
+    """Commands find own bodies and ways of sharing by entry points only."""
 
     def points(group):
         what = {"torchrl_marl.bodies": "OWN_BODY", "torchrl_marl.sharings": "OWN_SHARING"}
@@ -237,8 +237,8 @@ def test_a_package_brings_its_own(monkeypatch):
 
 
 @pytest.mark.parametrize("setting", ["actor.body", "actor.sharing", "algorithm"])
-def test_what_another_process_registered_is_asked_for(setting):
-    """It said only to use another, which would spoil the run of one's own."""
+def test_unregistered_name_error_mentions_registration(setting):
+    """The error suggests to register the name, not only to use another algorithm or body."""
     with pytest.raises(ConfigError, match="use learner.*, or register 'own1234' first"):
         load_config("toy_arena_mappo", [f"learner.{setting}=own1234"])
 

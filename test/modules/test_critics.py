@@ -184,7 +184,7 @@ def test_actors_read_observations_of_float64():
 
 
 def test_invalid_centralized_settings_raise():
-    with pytest.raises(ValueError, match=r"'car'.*no 'state'.*env.state=observations"):
+    with pytest.raises(ValueError, match=r"'car'.*no 'state'.*env.state=world or observations"):
         make_critic(make_group(), centralized="state")
     with pytest.raises(ValueError, match="'everything'.*True, False, 'state' or 'agent_state'"):
         make_critic(make_group(), centralized="everything")

@@ -170,8 +170,12 @@ def test_invalid_initial_scales_raise(scale):
 
 
 def test_state_independent_scale_with_team_body_raises():
+    class Whole(torch.nn.Linear):
+        def forward(self, features, mask, context):
+            return super().forward(features), None
+
     def make_body(group, out_features, config, *, gain, device):
-        return torch.nn.Linear(group.observation_dim, out_features)
+        return Whole(group.observation_dim, out_features)
 
     register_body("whole", "one network over all", body=make_body)
     try:
