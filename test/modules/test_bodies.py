@@ -1,5 +1,6 @@
 """Custom bodies and custom kinds of parameter sharing."""
 
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -184,6 +185,20 @@ class TestInvalidBody:
                 make_actor(picture_group(Unbounded((3,)), n=4), NetworkConfig(body="wrong"))
         finally:
             registry.BODIES.remove("wrong")
+
+    def test_bodies_that_need_a_mask_are_built_for_groups_with_one(self):
+        class Masked(MeanBody):
+            def forward(self, features, mask, context):
+                return super().forward(features, mask & mask, context)
+
+        group = picture_group(Unbounded((3,)), n=4)
+        register_body("masked", "needs a mask", body=Masked)
+        try:
+            make_actor(replace(group, mask_key=("agents", "mask")), NetworkConfig(body="masked"))
+            with pytest.raises(ConfigError, match="TypeError: unsupported operand"):
+                make_actor(replace(group, mask_key=None), NetworkConfig(body="masked"))
+        finally:
+            registry.BODIES.remove("masked")
 
     def test_check_preserves_modes_and_norm_statistics(self):
         def make(inputs, out_features, config, **settings):

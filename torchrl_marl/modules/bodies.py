@@ -350,14 +350,23 @@ def make_own_network(
     config: NetworkConfig,
     **settings: Any,
 ) -> nn.Module:
-    """Builds one agent's network with a user's builder, ``[*B, I] -> [*B, O]``.
+    """Builds one agent's network with a user's builder, and runs it once on zeros.
 
     Args:
         make (callable): the builder.
         inputs, out_features, config, **settings: its arguments.
 
+    Shapes:
+        - features: ``[*B, I]``; the network returns ``[*B, O]``
+
     Raises:
         ConfigError: the builder or its network raises an exception, or returns something else.
+
+    Examples:
+        >>> def make(inputs, out_features, config):
+        ...     return nn.Linear(inputs.width, out_features)
+        >>> make_own_network(make, Features(3), 2, NetworkConfig())
+        Linear(in_features=3, out_features=2, bias=True)
     """
     network = _call_builder(make, inputs, out_features, config, **settings)
     features = torch.zeros(2, inputs.width, device=settings.get("device"))
@@ -372,11 +381,15 @@ def make_own_body(
     config: NetworkConfig,
     **settings: Any,
 ) -> nn.Module:
-    """Builds a network over all agents with a user's builder, ``[*B, N, I] -> [*B, N, O]``.
+    """Builds a network over all agents with a user's builder, and runs it once on zeros.
 
     Args:
         make (callable): the builder.
         group, out_features, config, **settings: its arguments.
+
+    Shapes:
+        - features: ``[*B, N, I]``; mask: ``[*B, N]``, or None in a group without a mask
+        - the network returns ``([*B, N, O], None)``
 
     Raises:
         ConfigError: the builder or its network raises an exception, or returns something else.
@@ -384,7 +397,8 @@ def make_own_body(
     network = _call_builder(make, group, out_features, config, **settings)
     size = 2, group.n_agents, group.observation_dim
     features = torch.zeros(size, device=settings.get("device"))
-    found = _run_on_zeros(make, network, features, None, Context())
+    mask = None if group.mask_key is None else torch.ones_like(features[..., 0], dtype=torch.bool)
+    found = _run_on_zeros(make, network, features, mask, Context())
     if not (isinstance(found, tuple) and len(found) == 2 and found[1] is None):
         raise ConfigError(
             f"body: the network of {_name_of(make)} must return (features, None); a body over all "

@@ -1,4 +1,4 @@
-"""Which runs a report finds, and how it groups them into tasks, algorithms and seeds."""
+"""Reports find runs and group them into tasks, algorithms and seeds."""
 
 import pytest
 import yaml
