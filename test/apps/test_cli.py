@@ -116,6 +116,7 @@ class TestBadInput:
             (["train", TOY, "--seed", "1"], "unknown argument '--seed'; did you mean 'seed=1'? "),
             (["train", "--seed=1"], "unknown argument '--seed=1'; did you mean 'seed=1'? "),
             (["train", TOY, "--seeds", "0,x"], "argument --seeds: found '0,x', expected numbers"),
+            (["tune", TOY, "--out", ""], "argument --out: found an empty path, expected a name"),
             (["train", TOY, "--seeds", "1,1"], "argument --seeds: found '1,1', expected each seed"),
             (["train", TOY, "seed=1", "--seeds", "1,2"], "seed=... and --seeds are both given"),
             (["train", "--resume", "no_run"], "'no_run' is not a run folder: it does not exist"),

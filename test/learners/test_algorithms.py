@@ -100,6 +100,26 @@ class TestOnesOwn:
         finally:
             ALGORITHMS.remove("lost")
 
+    def test_algorithm_that_cannot_be_imported_does_not_stop_others(self):
+        register_algorithm("lost", "?", config="no_such_module:X", learner="no_such_module:Y")
+        try:
+            assert load_config(TOY, ["learner=ippo"]).learner.algorithm == "ippo"
+            assert "lost" in refusal("learner=lots")
+        finally:
+            ALGORITHMS.remove("lost")
+
+    def test_settings_that_are_no_learner_config_raise(self):
+        place = f"{__name__}:NotSettings"
+        register_algorithm("odd", "?", config=place, learner=place)
+        try:
+            assert "expected a dataclass derived from" in refusal("learner=odd")
+        finally:
+            ALGORITHMS.remove("odd")
+
+
+class NotSettings:
+    """A class that is no LearnerConfig."""
+
 
 RECORD = Algorithm("rests", f"{__name__}:LazyConfig", f"{__name__}:LazyPlayers")
 
@@ -120,6 +140,11 @@ class TestEntryPoints:
         installed(f"{__name__}:RECORD")
         assert ALGORITHMS.words()["lazy"] == "rests"
         assert load_config(TOY, ["learner=lazy"]).learner == LazyConfig()
+
+    def test_broken_entry_point_does_not_stop_other_algorithms(self, installed):
+        installed("no_such_module:RECORD")
+        assert load_config(TOY, ["learner=ippo"]).learner.algorithm == "ippo"
+        assert "cannot be imported" in ALGORITHMS.words()["lazy"]
 
     def test_entry_point_that_is_no_algorithm_raises(self, installed):
         installed(f"{__name__}:LazyConfig")

@@ -121,6 +121,11 @@ class TestBodyOfOnesOwn:
         with pytest.raises(ConfigError, match="body 'no' has no maker"):
             register_body("no", "none")
 
+    def test_path_that_cannot_be_imported_raises(self):
+        body = registry.Body("lost", network="no_such_module:make")
+        with pytest.raises(ConfigError, match="needs no_such_module:make, which cannot be import"):
+            body.make_network  # noqa: B018
+
     def test_rerun_notebook_cell_replaces_registration(self):
         """A notebook defines the function again, with the same name."""
         cell = "def make_own(in_features, out_features, config): return {}"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torchrl_marl.errors import ConfigError, MissingExtraError, nearest, quoted
+from torchrl_marl.errors import ConfigError, UserError, nearest, quoted
 from torchrl_marl.runtime.import_path import refuse_current
 from torchrl_marl.settings.formatting import expectation, shown
 from torchrl_marl.settings.registry import Registry
@@ -187,10 +187,6 @@ _ELSEWHERE = {
 class Libraries(Registry[Library]):
     """Registry of libraries; the chosen library determines the schema of ``env.kwargs``."""
 
-    def words(self) -> dict[str, str]:
-        """Returns the name and summary of every library."""
-        return {name: library.meaning for name, library in self.items()}
-
     def advice(self, word: str) -> str | None:
         """Returns advice for a common name that is not registered; None for other names."""
         return _ELSEWHERE.get(word.lower())
@@ -319,16 +315,17 @@ def library_of(env: Any) -> str | None:
 def environment_rows() -> list[tuple[str, str]]:
     """Returns pairs of library and environment, for ``torchrl-marl list environments``."""
     rows = []
-    for name, library in LIBRARIES.items():
-        try:
-            text = (
-                library.meaning
-                if library.environments is None
-                else ", ".join(library.environments())
-            )
-        except MissingExtraError as error:
-            text = str(error)
-        lines = textwrap.wrap(text, 88, break_on_hyphens=False)
+    for name in LIBRARIES.names():
+        lines = textwrap.wrap(_list_environments(name), 88, break_on_hyphens=False)
         rows += [(name, lines[0]), *(("", line) for line in lines[1:])]
     own = "a custom environment, as env.library; also path/to/file.py:Class"
     return [*rows, ("module:Class", own)]
+
+
+def _list_environments(name: str) -> str:
+    """Returns a library's environments, its description, or why it cannot be imported."""
+    try:
+        environments = find_library(name).environments
+        return LIBRARIES.words()[name] if environments is None else ", ".join(environments())
+    except UserError as error:
+        return str(error)

@@ -10,9 +10,11 @@ package::
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
+from inspect import isclass
 from typing import Any
 
+from torchrl_marl.errors import ConfigError, quoted
 from torchrl_marl.learners.config import LearnerConfig
 from torchrl_marl.settings import Tagged, overridden
 from torchrl_marl.settings.registry import Registry
@@ -118,14 +120,22 @@ _RANDOM = (
 class Algorithms(Registry[Algorithm]):
     """Registry of algorithms; each selects the schema of the settings section ``learner``."""
 
-    def words(self) -> dict[str, str]:
-        """Returns the name and the description of every algorithm."""
-        return {name: algorithm.meaning for name, algorithm in self.items()}
-
     def schema(self, word: str) -> type[LearnerConfig] | None:
-        """Returns the dataclass of an algorithm's settings, or None for an unknown name."""
+        """Returns the dataclass of an algorithm's settings, or None for an unknown name.
+
+        Raises:
+            ConfigError: it cannot be imported, or is no dataclass derived from LearnerConfig.
+        """
         found = self.find(word)
-        return None if found is None else self.load(word, found.config)
+        if found is None:
+            return None
+        schema = self.load(word, found.config)
+        if isclass(schema) and issubclass(schema, LearnerConfig) and is_dataclass(schema):
+            return schema
+        raise ConfigError(
+            f"the settings of algorithm {quoted(word)}, {found.config}, are {quoted(schema)}; "
+            "expected a dataclass derived from torchrl_marl.learners.config.LearnerConfig."
+        )
 
     def advice(self, word: str) -> str | None:
         """Returns advice on an algorithm that has another name in this library, or None."""

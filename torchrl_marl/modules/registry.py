@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from torchrl_marl.errors import ConfigError, nearest, quoted
-from torchrl_marl.settings.registry import Registry
+from torchrl_marl.settings.registry import Registry, load
 
 __all__ = [
     "BODIES",
@@ -96,15 +96,6 @@ class Meanings(Registry[T]):
         found = self.find(word)
         assert found is not None
         return found
-
-    def words(self) -> dict[str, str]:
-        """Returns the description of each name.
-
-        Examples:
-            >>> SHARINGS.words()["none"]
-            'a network for each agent'
-        """
-        return {word: one.meaning for word, one in self.items()}
 
 
 _BUILT_IN_BODIES = {
@@ -201,8 +192,7 @@ def register_sharing(word: str, meaning: str, way: Maker, *, needs_index: bool =
 def _import_maker(maker: Maker | None) -> Callable[..., Any] | None:
     if not isinstance(maker, str):
         return maker
-    module, _, name = maker.partition(":")
-    return getattr(import_module(module), name)
+    return load("a body or a way of sharing", maker)
 
 
 def _checked(make: Callable[..., Any] | None, name: str) -> Callable[..., Any] | None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from torchrl_marl.errors import UserError
 from torchrl_marl.settings.rules import (
     AlsoCalled,
     AnyOf,
@@ -184,9 +185,16 @@ def schemas_of(setting: Setting) -> Iterator[type]:
 
 
 def schemas_by_word(variants: Variants) -> dict[str, type]:
-    """Returns the schema of each word that has one."""
-    found = {word: variants.schema(word) for word in variants.words()}
+    """Returns the schema of each word that has one, without those that cannot be imported."""
+    found = {word: _schema_of(variants, word) for word in variants.words()}
     return {word: schema for word, schema in found.items() if schema is not None}
+
+
+def _schema_of(variants: Variants, word: str) -> type | None:
+    try:
+        return variants.schema(word)
+    except UserError:
+        return None
 
 
 def with_words(setting: Setting, inner: dict[str, Setting]) -> dict[str, Setting]:

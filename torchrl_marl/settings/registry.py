@@ -8,13 +8,22 @@ from functools import cache
 from importlib import import_module, metadata
 from importlib.metadata import EntryPoint
 from inspect import isclass, isfunction
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from torchrl_marl.errors import ConfigError, UserError, quoted
 
-__all__ = ["Registry"]
+__all__ = ["Registry", "load"]
 
-T = TypeVar("T")
+
+class Described(Protocol):
+    """An object with a description of one line."""
+
+    @property
+    def meaning(self) -> str:
+        """The description."""
+
+
+T = TypeVar("T", bound=Described)
 
 
 @cache
@@ -47,11 +56,26 @@ class Registry(Generic[T]):
         return tuple(dict.fromkeys([*self._known, *self._entry_points()]))
 
     def items(self) -> Iterator[tuple[str, T]]:
-        """Yields every name and its object."""
+        """Yields every name and its object, without objects that cannot be imported."""
         for word in self.names():
-            found = self.find(word)
+            try:
+                found = self.find(word)
+            except UserError:
+                continue
             assert found is not None
             yield word, found
+
+    def words(self) -> dict[str, str]:
+        """Returns the description of each name, or why its object cannot be imported."""
+        return {word: self._describe(word) for word in self.names()}
+
+    def _describe(self, word: str) -> str:
+        try:
+            found = self.find(word)
+        except UserError as error:
+            return str(error)
+        assert found is not None
+        return found.meaning
 
     def find(self, word: str) -> T | None:
         """Returns the object of a name, or None if the name is unknown.
@@ -80,16 +104,7 @@ class Registry(Generic[T]):
         Raises:
             ConfigError: the module cannot be imported, or does not define ``NAME``.
         """
-        module, _, name = place.partition(":")
-        try:
-            return getattr(import_module(module), name)
-        except UserError:
-            raise
-        except Exception as error:
-            raise ConfigError(
-                f"{self.what} {quoted(word)} needs {place}, which cannot be imported "
-                f"({type(error).__name__}: {error}); fix it, or uninstall its package."
-            ) from error
+        return load(f"{self.what} {quoted(word)}", place)
 
     def add(self, word: str, record: T) -> None:
         """Registers an object under a name.
@@ -114,6 +129,28 @@ class Registry(Generic[T]):
     def _entry_points(self) -> dict[str, EntryPoint]:
         points = () if self.group is None else entry_points(self.group)
         return {point.name: point for point in points}
+
+
+def load(what: str, place: str) -> Any:
+    """Imports the object at ``"module:NAME"``.
+
+    Args:
+        what (str): what needs the object, for the message.
+        place (str): the path.
+
+    Raises:
+        ConfigError: the module cannot be imported, or does not define ``NAME``.
+    """
+    module, _, name = place.partition(":")
+    try:
+        return getattr(import_module(module), name)
+    except UserError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{what} needs {place}, which cannot be imported "
+            f"({type(error).__name__}: {error}); fix it, or uninstall its package."
+        ) from error
 
 
 def _definition(record: Any) -> Any:

@@ -143,6 +143,7 @@ NAN, MASKED = (
         ({"rewards": {"walker_9": 1.0}}, "agent 'walker_9' is not declared"),
         ({"terminated": "walker_0"}, "terminated is 'walker_0', expected a list"),
         ({"terminated": ["wolf_0"]}, "agent 'wolf_0' is not declared"),
+        ({"type": "end", "truncated": "no"}, "truncated is 'no', expected true or false"),
     ],
 )  # fmt: skip
 def test_invalid_message_drops_only_its_client(message, said):

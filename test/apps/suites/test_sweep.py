@@ -66,6 +66,7 @@ def test_names_distinguish_actor_and_critic_settings():
         (["learner.lr=1e-3"], "the grid is empty"),
         (["learner.lr=1e-3,,1e-2"], "empty value; drop a comma"),
         (["learner.lr=1e-3,0.001"], "learner.lr is 0.001, 0.001, expected different values"),
+        (["learner.lr=1,0.1,1.0"], "learner.lr is 1, 0.1, 1.0, expected different values"),
         (["learner.lr=1e-3,1e-2", "learner.lr=1"], "learner.lr is given twice"),
         (["learner.lt=1e-3,1e-2"], "unknown setting 'learner.lt'"),
         (["learner.lr=1e-3,fast"], "learner.lr is 'fast', expected"),

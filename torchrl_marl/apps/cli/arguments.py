@@ -54,6 +54,12 @@ def _whole_number_parser(least: int, most: float, expected: str) -> Callable[[st
     return read
 
 
+def _parse_path(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("found an empty path, expected a name; . is this folder")
+    return Path(text)
+
+
 _COUNT = _whole_number_parser(1, float("inf"), "a number of 1 or more")
 _COUNT_OR_NONE = _whole_number_parser(0, 10_000, "a number of 0 or more")
 _PORT = _whole_number_parser(0, 65535, "a port, 0 to 65535")
@@ -193,7 +199,9 @@ def _tune(tune: _Parser) -> None:
         choices=["asha"],
         help="end poor trials early by successive halving, and start others in their place",
     )
-    tune.option("--out", "FOLDER", "folder; default: tune_RECIPE in the current folder", Path)
+    tune.option(
+        "--out", "FOLDER", "folder; default: tune_RECIPE in the current folder", _parse_path
+    )
     tune.trust()
 
 
@@ -218,7 +226,9 @@ def _sweep(sweep: _Parser) -> None:
         "values, and settings of all runs",
     )
     sweep.option("--seeds", "0..2", "seeds of each combination; default: 0,1,2", _parse_seeds)
-    sweep.option("--out", "FOLDER", "folder; default: sweep_RECIPE in the current folder", Path)
+    sweep.option(
+        "--out", "FOLDER", "folder; default: sweep_RECIPE in the current folder", _parse_path
+    )
     sweep.switch("--resume", "skip finished runs in that folder, and resume the others")
     sweep.switch(
         "--together",
@@ -277,7 +287,9 @@ def _suite(suite: _Parser) -> None:
         "selection of runs: algorithms=mappo,ippo, tasks=balance,wheel, seeds=5 (five seeds) or "
         "seeds=3..7 (these seeds), frames=600000; and settings of all runs, as for `train`",
     )
-    suite.option("--out", "FOLDER", "folder; default: suite_NAME in the current folder", Path)
+    suite.option(
+        "--out", "FOLDER", "folder; default: suite_NAME in the current folder", _parse_path
+    )
     suite.switch("--resume", "resume the suite in that folder, with the options it was begun with")
     _add_job_options(suite)
     suite.switch("--together", "train all seeds of a task and algorithm as one population")
@@ -371,7 +383,7 @@ def _record(record: _Parser) -> None:
         "[RECIPE] env.NAME=VALUE",
         "recipe of the environment, except for a run, and settings of the environment",
     )
-    record.option("--out", "FOLDER", "new folder of the dataset", Path, required=True)
+    record.option("--out", "FOLDER", "new folder of the dataset", _parse_path, required=True)
     record.option("--episodes", "N", "whole episodes; default: 1000", _COUNT, 1000)
     record.switch("--deterministic", "likeliest actions; default: sampled actions")
     record.option("--seed", "S", "random seed of the episodes; default: 0", _SEED, 0)
@@ -399,7 +411,7 @@ def _crossplay(crossplay: _Parser) -> None:
         "FOLDER",
         "folder of crossplay.csv, ratings.csv and crossplay.png; default: a new folder "
         "`crossplay` next to the runs",
-        Path,
+        _parse_path,
     )
     _add_match_options(crossplay)
 
@@ -420,7 +432,7 @@ def _league(league: _Parser) -> None:
         _COUNT,
         10,
     )
-    league.option("--out", "FOLDER", "folder of tables and plots; default: RUN/league", Path)
+    league.option("--out", "FOLDER", "folder of tables and plots; default: RUN/league", _parse_path)
     _add_match_options(league)
 
 
@@ -451,7 +463,7 @@ def _export(export: _Parser) -> None:
     export.option("--agent", "NAME", "a single agent; default: all")
     words = ", ".join(f"{word} ({meaning})" for word, meaning in FORMATS.items())
     export.option("--format", "FORMAT", f"{words}; default: onnx", _word_parser(FORMATS), "onnx")
-    export.option("--out", "FOLDER", "folder; default: RUN/export", Path)
+    export.option("--out", "FOLDER", "folder; default: RUN/export", _parse_path)
     export.trust()
 
 
@@ -500,7 +512,7 @@ def _plot(plot: _Parser) -> None:
         "--out",
         "FILE",
         "file; default: learning_curve.png in the folder, or a new file next to several folders",
-        Path,
+        _parse_path,
     )
     plot.option("--key", "COLUMN", "a column of metrics.csv or evaluation.csv; default: return")
 
@@ -515,13 +527,13 @@ def _report(report: _Parser) -> None:
     report.words(
         "runs", "RUN", "folders with runs, or tables: evaluations.csv, marl-eval's JSON", "+"
     )
-    report.option("--out", "FOLDER", "folder; default: report", Path, Path("report"))
-    report.option("--json", "FILE", "file for the raw results, which marl-eval reads", Path)
+    report.option("--out", "FOLDER", "folder; default: report", _parse_path, Path("report"))
+    report.option("--json", "FILE", "file for the raw results, which marl-eval reads", _parse_path)
     report.option(
         "--references",
         "FILE",
         "YAML file of random and best-known returns; default: the package's file",
-        Path,
+        _parse_path,
     )
 
 

@@ -142,7 +142,10 @@ class ClientSlots:
             if group.legal is not None and (legal is not None or not last):
                 self._read_action_masks(group, slot, legal)
         self.ends[slot] = last
-        self.cut[slot] = last and bool(message.get("truncated", False))
+        truncated = message.get("truncated")
+        if truncated not in (None, False, True):
+            raise Refused(f"truncated is {quoted(truncated)}, expected true or false.")
+        self.cut[slot] = last and bool(truncated)
 
     def _read_observations(self, slot: int, observations: Mapping[str, Any]) -> None:
         if tuple(observations) == self._agent_names:  # the common case, read without a loop

@@ -159,9 +159,10 @@ def _check_grid(grid: Grid, base: Mapping[str, Any]) -> None:
             raise ConfigError(f"{key} is in the grid and in the settings; leave one out.")
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             raise ConfigError(f"{key} is {quoted(values)}, expected a list of values.")
-        texts = [shown(value) for value in values]
-        if len(set(texts)) < len(texts):
-            raise ConfigError(f"{key} is {', '.join(texts)}, expected different values.")
+        different = {shown(float(x) if type(x) is int else x) for x in values}
+        if len(different) < len(values):
+            texts = ", ".join(map(shown, values))
+            raise ConfigError(f"{key} is {texts}, expected different values.")
     if not grid:
         raise ConfigError(
             "the grid is empty, expected a setting with several values, such as "
