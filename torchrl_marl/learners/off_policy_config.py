@@ -35,7 +35,7 @@ from torchrl_marl.settings import Count, OneOf, Positive, Range, ReadWhere, Shar
 
 __all__ = [
     "MIXED",
-    "ActorGradient",
+    "ActorGradientSetting",
     "AnyTeamMixerConfig",
     "ExplorationConfig",
     "MixesValues",
@@ -188,7 +188,7 @@ class ReplayLearnerConfig(TrainedConfig):
                 )
 
 
-ActorGradient = Annotated[
+ActorGradientSetting = Annotated[
     str,
     OneOf(
         {
@@ -268,7 +268,7 @@ learner.replay.capacity, 100; use learner.replay.capacity=512.
         ExplorationConfig, ReadWhere("algorithm", *_SAC, but=True, of=("sigma", "sigma_end"))
     ] = field(default_factory=ExplorationConfig)
     """Exploration while collecting."""
-    actor_gradient: ActorGradient = "bootstrap"
+    actor_gradient: ActorGradientSetting = "bootstrap"
     """Value that an agent's actor maximizes."""
     saturation_coeff: Annotated[Weight, ReadWhere("algorithm", *_SAC, but=True)] = 1e-3
     """Weight of the penalty on the actor's squared outputs: values before the tanh, or logits."""

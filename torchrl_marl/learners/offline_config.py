@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.config import Bootstrap, CentralInput, EpsilonConfig, LearningRate
 from torchrl_marl.learners.off_policy_config import (
-    ActorGradient,
+    ActorGradientSetting,
     ExplorationConfig,
     OffPolicyConfig,
     ReplayLearnerConfig,
@@ -134,7 +134,7 @@ class ImplicitQConfig(OffPolicyConfig):
         ReadWhere("algorithm", "iql_offline", but=True, of=_EXPLORATION),
     ] = field(default_factory=lambda: ExplorationConfig(0.0, 0.0))
     """Exploration while collecting."""
-    actor_gradient: Annotated[ActorGradient, _NOT_IN_IQL] = "bootstrap"
+    actor_gradient: Annotated[ActorGradientSetting, _NOT_IN_IQL] = "bootstrap"
     """Value that an agent's actor maximizes."""
     saturation_coeff: Annotated[Weight, _NOT_IN_IQL] = 1e-3
     """Weight of the penalty on the actor's squared outputs: values before the tanh, or logits."""
