@@ -12,6 +12,7 @@ from torchrl_marl.errors import ConfigError
 from torchrl_marl.recipes import load_config
 from torchrl_marl.training import Run
 from torchrl_marl.training.folder import RunFolder
+from torchrl_marl.training.training import Training
 
 pytestmark = pytest.mark.runs
 
@@ -94,6 +95,32 @@ def test_resumed_search_proposes_the_same_trials(tmp_path):
         for count in counts:
             assert main([*arguments, "--trials", count, "--out", str(tmp_path / name)]) == 0
     assert rows_of(tmp_path / "whole") == rows_of(tmp_path / "parts")
+
+
+def test_interrupted_population_resumes_with_the_same_size_only(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("optuna")
+    command = [
+        "tune",
+        "toy_arena_mappo",
+        "learner.lr=1e-4..1e-2:log",
+        "total_frames=80",
+        *SMALL[1:],
+    ]
+    command += ["--trials", "4", "--out", str(tmp_path), "--together"]
+    step = Training.step
+
+    def stopping(self):
+        signal.raise_signal(signal.SIGINT)
+        return step(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "step", stopping)
+        assert main([*command, "2"]) == 130
+    capsys.readouterr()
+    assert main([*command, "3"]) == 2
+    assert "has 2 unfinished trials, trained together; resume" in capsys.readouterr().err
+    assert main([*command, "2"]) == 0
+    assert [row["state"] for row in rows_of(tmp_path)] == ["complete"] * 4
 
 
 @pytest.mark.parametrize(

@@ -333,6 +333,7 @@ def _run_trials(
     """Trains a population of proposed trials, or resumes an interrupted one."""
     running = [trial for trial in study.get_trials() if not trial.state.is_finished()]
     size = base.population.size
+    _check_size(folder, running, size)
     proposed_all = all(c.name in trial.params for trial in running for c in choices)
     if len(running) not in (0, size) or not proposed_all:  # interrupted while proposing
         for trial in running:
@@ -345,7 +346,7 @@ def _run_trials(
         asked = [study.ask() for _ in range(size)]
         numbers = [trial.number for trial in asked]
         proposed = [_suggest_values(choices, base.seed, trial) for trial in asked]
-    where = folder / f"trials_{numbers[0]:04d}"
+    where = _population_folder(folder, numbers[0])
     vary = {c.name: [own[c.name] for own in proposed] for c in choices}
     config = replace(base, population=replace(base.population, vary=vary), folder=str(where))
     run = train_or_resume(config, where if (where / "checkpoints").exists() else None)
@@ -360,6 +361,22 @@ def _run_trials(
             best = value
             shown = ", ".join(f"{k}={v:.4g}" for k, v in proposed[numbers.index(number)].items())
             log(f"trial {number}: return {value:.4g} with {shown} ({member.folder})")
+
+
+def _check_size(folder: Path, running: Sequence[Any], size: int) -> None:
+    """Refuses another size for a population whose training was interrupted."""
+    if len(running) in (0, size):
+        return
+    if (_population_folder(folder, running[0].number) / "checkpoints").exists():
+        raise ConfigError(
+            f"{str(folder)!r} has {len(running)} unfinished trials, trained together; resume it "
+            f"with --together {len(running)}, or give another --out."
+        )
+
+
+def _population_folder(folder: Path, first: int) -> Path:
+    """Returns the run folder of a population of trials, by the number of its first trial."""
+    return folder / f"trials_{first:04d}"
 
 
 def _final_return(member: Run) -> float | None:
