@@ -60,7 +60,7 @@ def foraging(name, **kwargs):
     n_foods, n_cells = env.n_foods, env.height * env.width
     fields = [one.field.flatten() for one in made]
     cells = [[*x.nonzero()[0], *[n_cells] * n_foods][:n_foods] for x in fields]
-    env.foods = env._place_of(torch.tensor(np.array(cells)))
+    env.foods = env._cell_coordinates(torch.tensor(np.array(cells)))
     grown = [[[*x, 0][i] for i in own] for x, own in zip(fields, cells)]
     env.food_levels = torch.tensor(np.array(grown)).long()
     env.total = env.food_levels.sum(1, keepdim=True)

@@ -8,7 +8,7 @@ import torch
 
 from torchrl_marl.envs import MjlabEnv, make_env
 from torchrl_marl.envs.mjlab.drawing import draw_formation
-from torchrl_marl.envs.mjlab.env import _axes
+from torchrl_marl.envs.mjlab.env import _rotation_matrices
 from torchrl_marl.envs.mjlab.formation import (
     commands,
     moved,
@@ -100,9 +100,9 @@ def test_rotations_by_hand():
     close(rotated(torch.tensor([[1.0, 0]]), torch.tensor([[NORTH]])), [[0, 1]])
     half = math.sqrt(0.5)
     yaw, roll = torch.tensor([half, 0, 0, half]), torch.tensor([2.0, 2.0, 0, 0])  # any length
-    close(_axes(yaw), [[0, -1, 0], [1, 0, 0], [0, 0, 1]])
-    close(_axes(roll), [[1, 0, 0], [0, 0, -1], [0, 1, 0]])
-    close(-_axes(roll)[2], [0, -1, 0])  # a robot that lies on its right side
+    close(_rotation_matrices(yaw), [[0, -1, 0], [1, 0, 0], [0, 0, 1]])
+    close(_rotation_matrices(roll), [[1, 0, 0], [0, 0, -1], [0, 1, 0]])
+    close(-_rotation_matrices(roll)[2], [0, -1, 0])  # a robot that lies on its right side
 
 
 def state(**changed):

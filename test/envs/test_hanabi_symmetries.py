@@ -40,7 +40,7 @@ def test_permuted_colors_permute_observations_and_actions(kwargs, n_orders, n_fe
     """A permuted deck permutes observations and legal actions; rewards and ends are equal."""
     env = make_env("jaxmarl/hanabi", num_envs=1, continuous_actions=False, **kwargs)
     [labels] = env.symmetries().values()
-    game, random = env._calls.wrapped.env, np.random.default_rng(0)
+    game, random = env._jitted.wrapped.env, np.random.default_rng(0)
     assert (labels.n, labels.n_features) == (game.num_colors, n_features)
     orders = list(itertools.permutations(range(game.num_colors)))
     moves, key = set(), jax.random.PRNGKey(0)
@@ -125,7 +125,7 @@ def test_ingredient_permutations_equal_jaxmarl(view):
     env = kitchen(agent_view_size=view)
     [labels] = env.symmetries().values()
     assert labels.n == 2  # no recipe has the third
-    plain = env._calls.wrapped.env
+    plain = env._jitted.wrapped.env
     theirs = jaxmarl.make(
         "overcooked_v2",
         layout="grounded_coord_simple",

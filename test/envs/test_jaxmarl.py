@@ -122,7 +122,7 @@ def test_calls_are_compiled_once(compilations):
     use(env)
     assert sorted(compilations) == ["jit(merge)", "jit(start)", "jit(step)"]
     again = smax(num_envs=6)
-    assert again._calls is env._calls
+    assert again._jitted is env._jitted
     use(again)
     assert len(compilations) == 3
 

@@ -42,7 +42,7 @@ def test_steps_from_equal_states_are_close_to_mujoco(ant):
 
 def test_contacts_that_exceed_the_memory_give_nan(ant):
     physics = ant[1].physics.clone()
-    model, data = engine_of("warp", ant[1]._key)._memory(E, "cpu")
+    model, data = engine_of("warp", ant[1]._key)._get_memory(E, "cpu")
     limit, data.njmax = data.njmax, 1
     try:
         found, _ = advance(physics, torch.zeros(E, 8), torch.zeros(E, 0), "warp", ant[1]._key, 1)

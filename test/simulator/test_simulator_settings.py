@@ -109,7 +109,7 @@ def test_changed_settings_apply_to_new_episodes(change, execution):
     torch.testing.assert_close(distances(env)[[1, 2]], expected[[1, 2]])
     env.reset()
     torch.testing.assert_close(distances(env), expected)
-    assert env._execution == execution and env._refused is None
+    assert env._execution == execution and env._bank_refusal is None
 
 
 @pytest.mark.parametrize("execution", ["eager", "trace"])

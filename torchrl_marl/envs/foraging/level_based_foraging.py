@@ -102,29 +102,29 @@ class LevelBasedForaging(MarlEnv):
         **kwargs: Any,
     ) -> None:
         super().__init__(num_envs, max_steps=50 if max_steps is None else max_steps, **kwargs)
-        self.height, self.width = _sizes(field_size)
+        self.height, self.width = _read_field_size(field_size)
         self.n_agents, self.n_foods = players, max_num_food
         self.sight = max(field_size) if sight is None else sight
         self.force_coop, self.penalty, self.common_reward = force_coop, penalty, common_reward
         self.normalize_reward = normalize_reward
         self.observe_agent_levels = observe_agent_levels
-        self._check(field_size)
-        self.lowest = self._levels("min_player_level", min_player_level, players)
-        self.highest = self._levels("max_player_level", max_player_level, players)
-        self.lightest = self._levels("min_food_level", min_food_level, max_num_food)
+        self._check_arguments(field_size)
+        self.lowest = self._read_levels("min_player_level", min_player_level, players)
+        self.highest = self._read_levels("max_player_level", max_player_level, players)
+        self.lightest = self._read_levels("min_food_level", min_food_level, max_num_food)
         self.heaviest = None
         if max_food_level is not None:
-            self.heaviest = self._levels("max_food_level", max_food_level, max_num_food)
+            self.heaviest = self._read_levels("max_food_level", max_food_level, max_num_food)
         self._check_levels()
         self.moves = torch.tensor(MOVES, device=self.device)
-        self.inner, self.near = (x.to(self.device) for x in _fields(self.height, self.width))
+        self.inner, self.near = (x.to(self.device) for x in _food_cells(self.height, self.width))
         others = [[i, *(j for j in range(players) if j != i)] for i in range(players)]
         self.self_first = torch.tensor(others, device=self.device)
         n_seen = 3 * max_num_food + (3 if observe_agent_levels else 2) * players
         spec = AgentSpec(GROUP, players, Unbounded((n_seen,)), Categorical(len(MOVES)))
         self.register_agent(spec)
 
-    def _check(self, field_size: Sequence[int]) -> None:
+    def _check_arguments(self, field_size: Sequence[int]) -> None:
         name = type(self).__name__
         check_least(name, players=(self.n_agents, 1), max_num_food=(self.n_foods, 1))
         check_least(name, field_size=(min(field_size), 3), sight=(self.sight, 1))
@@ -140,7 +140,7 @@ class LevelBasedForaging(MarlEnv):
                 f"the inner cells of {self.height}x{self.width}."
             )
 
-    def _levels(self, name: str, levels: int | Sequence[int], n: int) -> Tensor:
+    def _read_levels(self, name: str, levels: int | Sequence[int], n: int) -> Tensor:
         levels = [levels] * n if isinstance(levels, int) else list(levels)
         if len(levels) != n or min(levels) < 1:
             raise ConfigError(
@@ -155,10 +155,10 @@ class LevelBasedForaging(MarlEnv):
             ranges["food"] = self.lightest, self.heaviest
         elif not self.force_coop:  # food may be as light as the weakest players together are strong
             ranges["food"] = self.lightest, self.lowest.sort().values[:3].sum()
-        for what, (low, high) in ranges.items():
+        for kind, (low, high) in ranges.items():
             if (low > high).any():
                 raise ConfigError(
-                    f"{type(self).__name__}: min_{what}_level is {low.tolist()}, expected at most "
+                    f"{type(self).__name__}: min_{kind}_level is {low.tolist()}, expected at most "
                     f"{high.tolist()}, the highest; lower it."
                 )
 
@@ -168,91 +168,91 @@ class LevelBasedForaging(MarlEnv):
         n_cells = self.height * self.width
         draws = torch.rand(self.num_envs, n_cells, device=self.device)
         cells = draws.topk(self.n_agents, -1).indices
-        self.positions = self._place_of(cells)
-        self.levels = _draw(*self._shuffled(self.lowest, self.highest))
-        self._grow(cells)
+        self.positions = self._cell_coordinates(cells)
+        self.levels = _draw_levels(*self._shuffle_levels(self.lowest, self.highest))
+        self._place_food(cells)
         self.total = self.food_levels.sum(1, keepdim=True)
         return self._observe()
 
-    def _grow(self, players: Tensor) -> None:
+    def _place_food(self, players: Tensor) -> None:
         """Places the food, one piece after the other, in cells without food nearby."""
         heaviest = self.heaviest
         if heaviest is None:
             heaviest = self.levels.sort(1).values[:, :3].sum(1, keepdim=True)
             heaviest = heaviest.expand(-1, self.n_foods)
         lightest = heaviest if self.force_coop else self.lightest
-        levels = _draw(*self._shuffled(lightest, heaviest))
+        levels = _draw_levels(*self._shuffle_levels(lightest, heaviest))
         free = self.inner.repeat(self.num_envs, 1).scatter(1, players, False)
-        cells, grown = [], []
+        cells, placed = [], []
         for _ in range(self.n_foods):
             draws = torch.rand(free.shape, device=self.device).masked_fill(~free, -1.0)
-            best, cell = draws.max(1)
+            best_draw, cell = draws.max(1)
             cells.append(cell)
-            grown.append(best >= 0)
+            placed.append(best_draw >= 0)
             free = free & ~self.near[cell]
-        level = torch.where(torch.stack(grown, 1), levels, 0)
+        level = torch.where(torch.stack(placed, 1), levels, 0)
         cell = torch.where(level > 0, torch.stack(cells, 1), self.height * self.width)
         cell, order = cell.sort(1)  # food is observed row by row
-        self.foods, self.food_levels = self._place_of(cell), level.gather(1, order)
+        self.foods, self.food_levels = self._cell_coordinates(cell), level.gather(1, order)
 
-    def _shuffled(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    def _shuffle_levels(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         """Returns ranges of levels in random order, ``[E, *]``."""
         draws = torch.rand(self.num_envs, low.shape[-1], device=self.device)
         order = draws.argsort(1)
         low, high = (x.expand(self.num_envs, -1).gather(1, order) for x in (low, high))
         return low, high
 
-    def _place_of(self, cells: Tensor) -> Tensor:
+    def _cell_coordinates(self, cells: Tensor) -> Tensor:
         """Returns rows and columns of cells, ``[*, 2]``."""
         return torch.stack([cells // self.width, cells % self.width], -1)
 
     def _step(self, tensordict: TensorDictBase) -> dict[str, Any]:
         action = tensordict[GROUP, "action"]
-        self._move(action)
-        reward = self._load(action == LOAD)
+        self._move_players(action)
+        reward = self._take_food(action == LOAD)
         if self.common_reward:
             reward = reward.sum(1, keepdim=True).expand_as(reward)
         output = self._observe(reward=reward.unsqueeze(-1))
         return {**output, "terminated": (self.food_levels == 0).all(1, keepdim=True)}
 
-    def _move(self, action: Tensor) -> None:
+    def _move_players(self, action: Tensor) -> None:
         target = self.positions + self.moves[action]
         size = torch.tensor([self.height, self.width], device=self.device)
         inside = ((target >= 0) & (target < size)).all(-1)
-        eaten = (self.food_levels == 0).unsqueeze(1)
-        free = ((target.unsqueeze(2) != self.foods.unsqueeze(1)).any(-1) | eaten).all(-1)
+        is_taken = (self.food_levels == 0).unsqueeze(1)
+        free = ((target.unsqueeze(2) != self.foods.unsqueeze(1)).any(-1) | is_taken).all(-1)
         target = torch.where((inside & free).unsqueeze(-1), target, self.positions)
         rivals = (target.unsqueeze(2) == target.unsqueeze(1)).all(-1).sum(-1, keepdim=True)
         self.positions = torch.where(rivals == 1, target, self.positions)
 
-    def _load(self, loads: Tensor) -> Tensor:
+    def _take_food(self, loads: Tensor) -> Tensor:
         """Takes food away; returns each player's reward, ``[E, N]``."""
         # Food is never two cells apart, so a player is next to one piece at most.
-        apart = (self.positions.unsqueeze(2) - self.foods.unsqueeze(1)).abs().sum(-1)
+        distance = (self.positions.unsqueeze(2) - self.foods.unsqueeze(1)).abs().sum(-1)
         food = self.food_levels.unsqueeze(1)
-        near = loads.unsqueeze(-1) & (apart == 1) & (food > 0)  # [E, N, F]
+        loading = loads.unsqueeze(-1) & (distance == 1) & (food > 0)  # [E, N, F]
         level = self.levels.unsqueeze(-1)
-        strength = (near * level).sum(1, keepdim=True)
-        taken = near & (strength >= food)
-        parts = strength * self.total.unsqueeze(-1) if self.normalize_reward else 1
-        earned = torch.where(taken, level * food / parts, -self.penalty)
+        strength = (loading * level).sum(1, keepdim=True)
+        taken = loading & (strength >= food)
+        divisor = strength * self.total.unsqueeze(-1) if self.normalize_reward else 1
+        rewards = torch.where(taken, level * food / divisor, -self.penalty)
         self.food_levels = torch.where(taken.any(1), 0, self.food_levels)
-        return torch.where(near, earned, 0.0).sum(-1)
+        return torch.where(loading, rewards, 0.0).sum(-1)
 
     def _observe(self, **leaves: Tensor) -> dict[str, Any]:
         corner = (self.positions - self.sight).clamp_min(0).unsqueeze(2)  # [E, N, 1, 2]
         food, level = self.foods.unsqueeze(1), self.food_levels.unsqueeze(1)
-        apart = (food - self.positions.unsqueeze(2)).abs().amax(-1)
-        seen = (apart <= self.sight) & (level > 0)
-        parts = [_packed(food - corner, level, seen)]
+        distance = (food - self.positions.unsqueeze(2)).abs().amax(-1)
+        visible = (distance <= self.sight) & (level > 0)
+        parts = [_pack_visible(food - corner, level, visible)]
         order = self.self_first.flatten()
         player, level = (
             x[:, order].unflatten(1, self.self_first.shape) for x in (self.positions, self.levels)
         )
-        place = player - corner
+        relative_position = player - corner
         # As in the original, one sees further at the upper and left border.
-        seen = ((place >= 0) & (place <= 2 * self.sight)).all(-1)
-        players = _packed(place, level, seen)
+        visible = ((relative_position >= 0) & (relative_position <= 2 * self.sight)).all(-1)
+        players = _pack_visible(relative_position, level, visible)
         parts.append(players if self.observe_agent_levels else players[..., :2])
         observation = torch.cat([x.flatten(2) for x in parts], -1).float()
         return {GROUP: {"observation": observation, **leaves}}
@@ -278,8 +278,8 @@ class LevelBasedForaging(MarlEnv):
         return grid_stage("level_based_foraging", self.height, self.width)
 
 
-def _sizes(field_size: Any) -> tuple[int, int]:
-    """Returns height and width; refuses anything else."""
+def _read_field_size(field_size: Any) -> tuple[int, int]:
+    """Returns height and width; raises an error for anything else."""
     if isinstance(field_size, str) or not isinstance(field_size, Sequence) or len(field_size) != 2:
         raise ConfigError(
             f"LevelBasedForaging: field_size is {field_size!r}, expected height and width, such as "
@@ -288,27 +288,28 @@ def _sizes(field_size: Any) -> tuple[int, int]:
     return field_size[0], field_size[1]
 
 
-def _draw(low: Tensor, high: Tensor) -> Tensor:
+def _draw_levels(low: Tensor, high: Tensor) -> Tensor:
     """Returns integers from ``low`` to ``high``, each equally likely."""
     draws = torch.rand(low.shape, device=low.device)
     return low + (draws * (high - low + 1)).long()
 
 
-def _packed(place: Tensor, level: Tensor, seen: Tensor) -> Tensor:
-    """Returns visible places and levels without gaps, padded by -1, -1 and 0.
+def _pack_visible(position: Tensor, level: Tensor, visible: Tensor) -> Tensor:
+    """Returns positions and levels of visible entities first, padded by -1, -1 and 0.
 
     Shapes:
-        - place: ``[E, N, K, 2]``; level, seen: ``[E, N, K]``, or E, 1, K; returns: ``[E, N, K, 3]``
+        - position: ``[E, N, K, 2]``; level, visible: ``[E, N, K]``; level also ``[E, 1, K]``
+        - returns: ``[E, N, K, 3]``
     """
-    values = torch.cat([place, level.expand(seen.shape).unsqueeze(-1)], -1)
-    n_slots = seen.shape[-1]
-    slot = torch.where(seen, seen.cumsum(-1) - 1, n_slots)  # the last slot is dropped
-    empty = values.new_tensor([-1, -1, 0]).expand(*seen.shape[:-1], n_slots + 1, 3)
+    values = torch.cat([position, level.expand(visible.shape).unsqueeze(-1)], -1)
+    n_slots = visible.shape[-1]
+    slot = torch.where(visible, visible.cumsum(-1) - 1, n_slots)  # the last slot is dropped
+    empty = values.new_tensor([-1, -1, 0]).expand(*visible.shape[:-1], n_slots + 1, 3)
     packed = empty.scatter(-2, slot.unsqueeze(-1).expand_as(values), values)
     return packed[..., :n_slots, :]
 
 
-def _fields(height: int, width: int) -> tuple[Tensor, Tensor]:
+def _food_cells(height: int, width: int) -> tuple[Tensor, Tensor]:
     """Returns the cells where food may be, ``[G]``, and those too near to some food, ``[G, G]``.
 
     Food is never at the border. No other food is in the cells around it, or two steps away in a
@@ -318,5 +319,5 @@ def _fields(height: int, width: int) -> tuple[Tensor, Tensor]:
     row, column = cells // width, cells % width
     inner = (row > 0) & (row < height - 1) & (column > 0) & (column < width - 1)
     rows, columns = ((x - x.unsqueeze(1)).abs() for x in (row, column))
-    line = (rows == 0) | (columns == 0)
-    return inner, (rows.maximum(columns) <= 1) | (line & (rows + columns <= 2))
+    same_line = (rows == 0) | (columns == 0)
+    return inner, (rows.maximum(columns) <= 1) | (same_line & (rows + columns <= 2))

@@ -24,10 +24,10 @@ def make_foraging(name: str, **arguments: Any) -> Any:
 
     task = read_task(name)
     if task is None:
-        raise ConfigError(_unknown(name))
+        raise ConfigError(_unknown_task_message(name))
     env = getattr(foraging, task[0])
     known = inspect.signature(env.__init__).parameters.values()
-    check_kinds(arguments, {one.name: one.default for one in known})
+    check_kinds(arguments, {parameter.name: parameter.default for parameter in known})
     return env(**{**task[1], **arguments})
 
 
@@ -39,7 +39,7 @@ def check_foraging(config: EnvConfig) -> None:
     """
     name = str(config.name)
     if read_task(name) is None:
-        raise ConfigError(_unknown(name))
+        raise ConfigError(_unknown_task_message(name))
     for name in ("seed", "device"):
         if name in config.kwargs:
             raise ConfigError(
@@ -48,7 +48,7 @@ def check_foraging(config: EnvConfig) -> None:
             )
 
 
-def _unknown(name: str) -> str:
+def _unknown_task_message(name: str) -> str:
     original = "grid" if "grid" in name else "img" if "img" in name else None
     if original is not None:
         package = "rware" if "rware" in name else "lbforaging"

@@ -39,54 +39,54 @@ def moving(here: Tensor, target: Tensor, heading: Tensor, swapped: Tensor) -> Te
         >>> moving(here, target, torch.tensor([[3, 3, 2]]), set_order(1, 4))
         tensor([[ True,  True, False]])
     """
-    at = target.unsqueeze(2) == here.unsqueeze(1)  # whose cell an agent wants, [E, N, N]
-    free = ~at.any(-1)
-    ahead = torch.where(free, here.shape[1], at.int().argmax(-1))  # N: nobody
+    wants_cell_of = target.unsqueeze(2) == here.unsqueeze(1)  # whose cell an agent wants, [E, N, N]
+    free = ~wants_cell_of.any(-1)
+    ahead = torch.where(free, here.shape[1], wants_cell_of.int().argmax(-1))  # N: nobody
     number = torch.arange(here.shape[1], device=here.device)
-    later = number.unsqueeze(-1) > number
+    is_later = number.unsqueeze(-1) > number
     pair = swapped[target.unsqueeze(2), heading.unsqueeze(2), heading.unsqueeze(1)]
-    pair = torch.where(later, pair.transpose(1, 2), pair)
-    wins = _wins(target, at, free, pair)
-    goes = wins & free
+    pair = torch.where(is_later, pair.transpose(1, 2), pair)
+    wins = _wins_cell(target, wants_cell_of, free, pair)
+    moves = wins & free
     for _ in range(here.shape[1] - 1):
-        goes = goes | (wins & _of_next(goes, ahead))
-    return goes | _in_circle(ahead) | (target == here)
+        moves = moves | (wins & _value_ahead(moves, ahead))
+    return moves | _is_in_circle(ahead) | (target == here)
 
 
-def _of_next(value: Tensor, ahead: Tensor) -> Tensor:
+def _value_ahead(value: Tensor, ahead: Tensor) -> Tensor:
     """Returns the value of the agent ahead; False without one."""
-    none = torch.zeros_like(value[:, :1])
-    return torch.cat([value, none], 1).gather(1, ahead)
+    padding = torch.zeros_like(value[:, :1])
+    return torch.cat([value, padding], 1).gather(1, ahead)
 
 
-def _in_circle(ahead: Tensor) -> Tensor:
+def _is_in_circle(ahead: Tensor) -> Tensor:
     """Returns which agents are in a circle of three or more, ``[E, N]``."""
     n_agents = ahead.shape[1]
-    own = torch.arange(n_agents, device=ahead.device)
-    after = torch.cat([ahead, torch.full_like(ahead[:, :1], n_agents)], 1)
-    place, found = after.gather(1, ahead), torch.zeros_like(ahead, dtype=torch.bool)
-    pair = place == own
+    index = torch.arange(n_agents, device=ahead.device)
+    next_agent = torch.cat([ahead, torch.full_like(ahead[:, :1], n_agents)], 1)
+    reached, in_circle = next_agent.gather(1, ahead), torch.zeros_like(ahead, dtype=torch.bool)
+    in_pair = reached == index
     for _ in range(n_agents - 2):
-        place = after.gather(1, place)
-        found = found | (place == own)
-    return found & ~pair
+        reached = next_agent.gather(1, reached)
+        in_circle = in_circle | (reached == index)
+    return in_circle & ~in_pair
 
 
-def _wins(target: Tensor, at: Tensor, free: Tensor, swapped: Tensor) -> Tensor:
+def _wins_cell(target: Tensor, wants_cell_of: Tensor, free: Tensor, swapped: Tensor) -> Tensor:
     """Returns which agents are the first that get the cell that they want, ``[E, N]``."""
     n_agents = target.shape[1]
     number = torch.arange(n_agents, device=target.device)
     length = torch.zeros_like(target)  # of the chain behind an agent
     for _ in range(n_agents - 1):
-        length = (at * (length + 1).unsqueeze(-1)).amax(1)
-    wanted = torch.where(at, 2 * number.unsqueeze(-1) + 1, 2 * n_agents).amin(1)
-    order = torch.minimum(2 * number, wanted)
+        length = (wants_cell_of * (length + 1).unsqueeze(-1)).amax(1)
+    first_claim = torch.where(wants_cell_of, 2 * number.unsqueeze(-1) + 1, 2 * n_agents).amin(1)
+    order = torch.minimum(2 * number, first_claim)
     rivals = target.unsqueeze(2) == target.unsqueeze(1)  # [E, N, N]
     earlier = order.unsqueeze(1) < order.unsqueeze(2)
     first = free & ~(rivals & (number < number.unsqueeze(-1))).any(-1)
     n_cells = n_agents + first.sum(1, keepdim=True)  # from or to which agents want to move
-    two = free & (rivals.sum(-1) == 2) & (length == 0) & (n_cells > 6)
-    earlier = earlier ^ (two.unsqueeze(2) & swapped)
+    tied_pair = free & (rivals.sum(-1) == 2) & (length == 0) & (n_cells > 6)
+    earlier = earlier ^ (tied_pair.unsqueeze(2) & swapped)
     longer = length.unsqueeze(1) > length.unsqueeze(2)
     equal = length.unsqueeze(1) == length.unsqueeze(2)
     return ~(rivals & (longer | (equal & earlier))).any(-1)

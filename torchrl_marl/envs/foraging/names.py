@@ -20,13 +20,13 @@ TASKS = (
 """Some of the tasks; sizes and numbers are free."""
 SIZES = {"tiny": (1, 3), "small": (2, 3), "medium": (2, 5), "large": (3, 5)}
 """Rows and columns of shelves of the warehouses that have a name."""
-_DIFFICULTIES = {"-easy": 2.0, None: 1.0, "-hard": 0.5}  # requests per agent
+_REQUESTS_PER_AGENT = {"-easy": 2.0, None: 1.0, "-hard": 0.5}
 _REWARDS = {"indiv": "individual", "global": "global", "twostage": "two_stage"}
-_LBF = re.compile(
+_LBF_NAME = re.compile(
     r"(lbf|Foraging)(-(?P<sight>\d+)s)?-(?P<rows>\d+)x(?P<columns>\d+)-(?P<players>\d+)p"
     r"-(?P<food>\d+)f(?P<coop>-coop)?(-v3)?"
 )
-_RWARE = re.compile(
+_RWARE_NAME = re.compile(
     r"rware(-(?P<sight>\d+)s)?-"
     rf"((?P<size>{'|'.join(SIZES)})(-(?P<height>\d+)h)?-(?P<agents>\d+)ag(?P<hard>-easy|-hard)?"
     r"|(?P<rows>\d+)x(?P<columns>\d+)-(?P<tall>\d+)h-(?P<robots>\d+)ag-(?P<requests>\d+)req"
@@ -49,37 +49,37 @@ def read_task(name: str) -> tuple[str, dict[str, Any]] | None:
         >>> read_task("lbf-15x15-3p-5f")[1]["field_size"]
         (15, 15)
     """
-    if found := _LBF.fullmatch(name):
-        return "LevelBasedForaging", _foraging(found)
-    if found := _RWARE.fullmatch(name):
-        return "Warehouse", _warehouse(found)
+    if match := _LBF_NAME.fullmatch(name):
+        return "LevelBasedForaging", _foraging_arguments(match)
+    if match := _RWARE_NAME.fullmatch(name):
+        return "Warehouse", _warehouse_arguments(match)
     return None
 
 
-def _foraging(found: re.Match[str]) -> dict[str, Any]:
+def _foraging_arguments(match: re.Match[str]) -> dict[str, Any]:
     return {
-        "players": int(found["players"]),
-        "field_size": (int(found["rows"]), int(found["columns"])),
-        "max_num_food": int(found["food"]),
-        "sight": None if found["sight"] is None else int(found["sight"]),
-        "force_coop": found["coop"] is not None,
+        "players": int(match["players"]),
+        "field_size": (int(match["rows"]), int(match["columns"])),
+        "max_num_food": int(match["food"]),
+        "sight": None if match["sight"] is None else int(match["sight"]),
+        "force_coop": match["coop"] is not None,
     }
 
 
-def _warehouse(found: re.Match[str]) -> dict[str, Any]:
-    sensor_range = int(found["sight"] or 1)
-    if found["size"] is None:
+def _warehouse_arguments(match: re.Match[str]) -> dict[str, Any]:
+    sensor_range = int(match["sight"] or 1)
+    if match["size"] is None:
         names = {"shelf_rows": "rows", "shelf_columns": "columns", "column_height": "tall"}
         names |= {"n_agents": "robots", "request_queue_size": "requests"}
-        numbers = {argument: int(found[part]) for argument, part in names.items()}
-        return {**numbers, "sensor_range": sensor_range, "reward_type": _REWARDS[found["reward"]]}
-    rows, columns = SIZES[found["size"]]
-    n_agents = int(found["agents"])
+        numbers = {argument: int(match[field]) for argument, field in names.items()}
+        return {**numbers, "sensor_range": sensor_range, "reward_type": _REWARDS[match["reward"]]}
+    rows, columns = SIZES[match["size"]]
+    n_agents = int(match["agents"])
     return {
         "n_agents": n_agents,
         "shelf_rows": rows,
         "shelf_columns": columns,
-        "column_height": int(found["height"] or 8),
-        "request_queue_size": int(n_agents * _DIFFICULTIES[found["hard"]]),
+        "column_height": int(match["height"] or 8),
+        "request_queue_size": int(n_agents * _REQUESTS_PER_AGENT[match["hard"]]),
         "sensor_range": sensor_range,
     }

@@ -26,7 +26,7 @@ __all__ = ["REWARDS", "Warehouse"]
 GROUP = "agent"
 FORWARD, LEFT, RIGHT, TOGGLE = 1, 2, 3, 4
 UP, DOWN, WEST, EAST = 0, 1, 2, 3
-_LEFT_OF, _RIGHT_OF = (WEST, EAST, DOWN, UP), (EAST, WEST, UP, DOWN)
+_LEFT_TURNS, _RIGHT_TURNS = (WEST, EAST, DOWN, UP), (EAST, WEST, UP, DOWN)
 REWARDS = ("individual", "global", "two_stage")
 
 
@@ -102,15 +102,15 @@ class Warehouse(MarlEnv):
         self.common_reward, self.normalised = common_reward, normalised_coordinates
         self.height, self.width = (column_height + 1) * shelf_rows + 2, 3 * shelf_columns + 1
         self.n_requests = request_queue_size
-        highway = _highway(self.height, self.width, column_height)
-        self._check(shelf_columns, int((~highway).sum()))
-        self._place(highway)
+        highway = _highway_cells(self.height, self.width, column_height)
+        self._check_arguments(shelf_columns, int((~highway).sum()))
+        self._make_tables(highway)
         self.around = windows(self.height, self.width, sensor_range).to(self.device)
         n_seen = 8 + 7 * self.around.shape[1]
         spec = AgentSpec(GROUP, n_agents, Unbounded((n_seen,)), Categorical(5))
         self.register_agent(spec)
 
-    def _check(self, shelf_columns: int, n_shelves: int) -> None:
+    def _check_arguments(self, shelf_columns: int, n_shelves: int) -> None:
         if shelf_columns % 2 == 0:
             raise ConfigError(
                 f"Warehouse: shelf_columns is {shelf_columns}, expected an odd number."
@@ -131,8 +131,8 @@ class Warehouse(MarlEnv):
                 f"{n_shelves - 1}, fewer than there are shelves."
             )
 
-    def _place(self, highway: Tensor) -> None:
-        """Makes the tables of the cells."""
+    def _make_tables(self, highway: Tensor) -> None:
+        """Makes the lookup tables: cells ahead, turned headings, and features of a cell."""
         height, width = self.height, self.width
         self.highway = highway.to(self.device)
         self.homes = (~highway).nonzero().flatten().to(self.device)
@@ -145,15 +145,15 @@ class Warehouse(MarlEnv):
         ahead = [up * width + column, down * width + column, row * width + left]
         self.ahead = torch.stack([*ahead, row * width + right], 1).to(self.device)
         self.swapped = set_order(height, width).to(self.device)
-        turns = [[UP, UP, left, right, UP] for left, right in zip(_LEFT_OF, _RIGHT_OF)]
+        turns = [[UP, UP, left, right, UP] for left, right in zip(_LEFT_TURNS, _RIGHT_TURNS)]
         for heading, turn in enumerate(turns):
             turn[0] = turn[FORWARD] = turn[TOGGLE] = heading
         self.turned = torch.tensor(turns, device=self.device)
-        # What is seen of a cell, by robot (none, or its heading) and shelf (none, or requested).
+        # Features of a cell, by robot (none, or its heading) and shelf (none, or requested).
         robot = torch.tensor([[0, 1, 0, 0, 0], *([1, *x] for x in torch.eye(4).tolist())])
         shelf = torch.tensor([[0, 0], [1, 0], [1, 1]])
-        seen = torch.cat([robot.repeat(3, 1), shelf.repeat_interleave(5, 0)], 1)
-        self.seen = seen.float().to(self.device)
+        features = torch.cat([robot.repeat(3, 1), shelf.repeat_interleave(5, 0)], 1)
+        self.seen = features.float().to(self.device)
 
     # ------------------------------------------------------------------------------ dynamics
 
@@ -172,83 +172,85 @@ class Warehouse(MarlEnv):
 
     def _step(self, tensordict: TensorDictBase) -> dict[str, Any]:
         action = tensordict[GROUP, "action"]
-        loaded = self._grid(self.shelves, torch.arange(1, len(self.homes) + 1, device=self.device))
-        self._move(action == FORWARD, loaded > 0)
+        loaded = self._write_to_grid(
+            self.shelves, torch.arange(1, len(self.homes) + 1, device=self.device)
+        )
+        self._move_robots(action == FORWARD, loaded > 0)
         self.heading = self.turned[self.heading, action]
-        reward = self._toggle(action == TOGGLE, loaded) + self._deliver()
+        reward = self._load_and_unload(action == TOGGLE, loaded) + self._deliver_shelves()
         if self.common_reward:
             reward = reward.sum(1, keepdim=True).expand_as(reward)
         return self._observe(reward=reward.unsqueeze(-1))
 
-    def _grid(self, cells: Tensor, values: Tensor) -> Tensor:
+    def _write_to_grid(self, cells: Tensor, values: Tensor) -> Tensor:
         """Returns a grid with values in cells and 0 elsewhere, ``[E, G + 1]``; G is outside."""
         zeros = cells.new_zeros(self.num_envs, self.height * self.width + 1)
         return zeros.scatter(1, cells, values.expand_as(cells))
 
-    def _move(self, forward: Tensor, shelf: Tensor) -> None:
+    def _move_robots(self, forward: Tensor, shelf: Tensor) -> None:
         """Moves robots forward, with their shelves."""
         target = self.ahead[self.cells, self.heading]
         carries = self.carried < len(self.homes)
-        leaves = (target.unsqueeze(2) == self.cells.unsqueeze(1)) & carries.unsqueeze(1)
-        blocked = carries & shelf.gather(1, target) & ~leaves.any(-1)
+        makes_room = (target.unsqueeze(2) == self.cells.unsqueeze(1)) & carries.unsqueeze(1)
+        blocked = carries & shelf.gather(1, target) & ~makes_room.any(-1)
         target = torch.where(forward & ~blocked, target, self.cells)
         moves = moving(self.cells, target, self.heading, self.swapped)
         self.cells = torch.where(moves, target, self.cells)
-        none = torch.zeros_like(self.shelves[:, :1])  # takes what robots without a shelf write
-        shelves = torch.cat([self.shelves, none], 1).scatter(1, self.carried, self.cells)
+        padding = torch.zeros_like(self.shelves[:, :1])  # takes what robots without a shelf write
+        shelves = torch.cat([self.shelves, padding], 1).scatter(1, self.carried, self.cells)
         self.shelves = shelves[:, :-1]
 
-    def _toggle(self, toggles: Tensor, shelf: Tensor) -> Tensor:
+    def _load_and_unload(self, toggles: Tensor, shelf: Tensor) -> Tensor:
         """Loads and unloads shelves; returns the reward of the second stage, ``[E, N]``."""
         n_shelves = len(self.homes)
-        found = shelf.gather(1, self.cells)  # 1 + the shelf's index
-        empty = self.carried == n_shelves
-        loads = toggles & empty & (found > 0)
-        unloads = toggles & ~empty & ~self.highway[self.cells]
-        carried = torch.where(loads, found - 1, self.carried)
+        shelf_number = shelf.gather(1, self.cells)  # 1 + the shelf's index
+        is_empty = self.carried == n_shelves
+        loads = toggles & is_empty & (shelf_number > 0)
+        unloads = toggles & ~is_empty & ~self.highway[self.cells]
+        carried = torch.where(loads, shelf_number - 1, self.carried)
         self.carried = torch.where(unloads, n_shelves, carried)
         returned = unloads & self.delivers
         self.delivers = self.delivers & ~unloads
         return 0.5 * returned.float()
 
-    def _deliver(self) -> Tensor:
+    def _deliver_shelves(self) -> Tensor:
         """Replaces requests that have been delivered; returns the rewards, ``[E, N]``."""
         reward = torch.zeros(self.cells.shape, device=self.device)
         draws = torch.rand(self.num_envs, len(self.goals), device=self.device)
         for i, goal in enumerate(self.goals):
-            none = torch.zeros_like(self.requested[:, :1])
-            wanted = torch.cat([self.requested, none], 1).gather(1, self.carried)
-            delivers = wanted & (self.cells == goal)
-            self._request(delivers, draws[:, i])
+            padding = torch.zeros_like(self.requested[:, :1])
+            is_requested = torch.cat([self.requested, padding], 1).gather(1, self.carried)
+            delivers = is_requested & (self.cells == goal)
+            self._request_new_shelf(delivers, draws[:, i])
             if self.reward_type == "two_stage":
                 reward = reward + 0.5 * delivers
                 self.delivers = self.delivers | delivers
             else:
-                whole = self.reward_type == "global"
-                reward = reward + (delivers.any(1, keepdim=True) if whole else delivers).float()
+                is_shared = self.reward_type == "global"
+                reward = reward + (delivers.any(1, keepdim=True) if is_shared else delivers).float()
         return reward
 
-    def _request(self, delivers: Tensor, draw: Tensor) -> None:
+    def _request_new_shelf(self, delivers: Tensor, draw: Tensor) -> None:
         """Requests another shelf in place of a delivered one, each equally likely."""
         n_shelves = len(self.homes)
-        place = (draw * (n_shelves - self.n_requests)).long().unsqueeze(1)
-        new = ~self.requested & ((~self.requested).cumsum(1) == place + 1)
+        rank = (draw * (n_shelves - self.n_requests)).long().unsqueeze(1)
+        is_new = ~self.requested & ((~self.requested).cumsum(1) == rank + 1)
         shelf = torch.where(delivers, self.carried, n_shelves).amin(1, keepdim=True)
-        old = shelf == torch.arange(n_shelves, device=self.device)
-        requested = (self.requested | new) & ~old
+        is_delivered = shelf == torch.arange(n_shelves, device=self.device)
+        requested = (self.requested | is_new) & ~is_delivered
         self.requested = torch.where(delivers.any(1, keepdim=True), requested, self.requested)
 
     def _observe(self, **leaves: Tensor) -> dict[str, Any]:
-        shelf = self._grid(self.shelves, 1 + self.requested.long())
-        robot = self._grid(self.cells, 1 + self.heading)
+        shelf = self._write_to_grid(self.shelves, 1 + self.requested.long())
+        robot = self._write_to_grid(self.cells, 1 + self.heading)
         around = self.around[self.cells]
-        seen = (robot + 5 * shelf).gather(1, around.flatten(1)).view(around.shape)
+        cell_codes = (robot + 5 * shelf).gather(1, around.flatten(1)).view(around.shape)
         column, row = self.cells % self.width, self.cells // self.width
         if self.normalised:
             column, row = column / (self.width - 1), row / (self.height - 1)
-        own = [column, row, self.carried < len(self.homes)]
-        parts = [torch.stack([x.float() for x in own], -1), one_hot(self.heading, 4).float()]
-        parts += [self.highway[self.cells].unsqueeze(-1).float(), self.seen[seen].flatten(2)]
+        columns = [column, row, self.carried < len(self.homes)]
+        parts = [torch.stack([x.float() for x in columns], -1), one_hot(self.heading, 4).float()]
+        parts += [self.highway[self.cells].unsqueeze(-1).float(), self.seen[cell_codes].flatten(2)]
         return {GROUP: {"observation": torch.cat(parts, -1), **leaves}}
 
     # ------------------------------------------------------------------------------- drawing
@@ -263,8 +265,8 @@ class Warehouse(MarlEnv):
             for size in (0.7 if shelf == len(self.homes) else 0.4,)
         ]
         shelves = zip(self.shelves[index].tolist(), self.requested[index].tolist())
-        for i, (cell, wanted) in enumerate(shelves):
-            color = ORANGE if wanted else GRAY
+        for i, (cell, is_requested) in enumerate(shelves):
+            color = ORANGE if is_requested else GRAY
             place = divmod(cell, self.width)
             shapes.append(in_cell(f"shelf_{i}", "object", place, grid, color, size=0.85))
         for i, cell in enumerate(self.goals):
@@ -277,7 +279,7 @@ class Warehouse(MarlEnv):
         return grid_stage("warehouse", self.height, self.width)
 
 
-def _highway(height: int, width: int, column_height: int) -> Tensor:
+def _highway_cells(height: int, width: int, column_height: int) -> Tensor:
     """Returns True for the cells that have no shelf, ``[G]``."""
     cells = torch.arange(height * width)
     row, column = cells // width, cells % width

@@ -110,8 +110,8 @@ def groups_of(
         return groups
     split: dict[str, list[str]] = {}
     for group, names in groups.items():
-        first = _spaces(env, states, names[0])
-        equal = all(_spaces(env, states, name) == first for name in names)
+        first = _spaces_of_agent(env, states, names[0])
+        equal = all(_spaces_of_agent(env, states, name) == first for name in names)
         split.update({group: names} if equal else {name: [name] for name in names})
     return split
 
@@ -140,7 +140,7 @@ def declared(
     declaration = Declaration(owner, env.num_envs)
     for group, names in groups.items():
         # Consecutive agents with equal spaces are one kind.
-        kinds = [list(kind) for _, kind in groupby(names, partial(_spaces, env, states))]
+        kinds = [list(kind) for _, kind in groupby(names, partial(_spaces_of_agent, env, states))]
         for kind in kinds:
             first = kind[0]
             where, space = f"the observation space of {first!r}", env.observation_spaces[first]
@@ -157,7 +157,7 @@ def declared(
     return declaration
 
 
-def _spaces(env: Any, states: Mapping[str, Any] | None, name: str) -> tuple[Any, Any, Any]:
+def _spaces_of_agent(env: Any, states: Mapping[str, Any] | None, name: str) -> tuple[Any, Any, Any]:
     state = None if states is None else states[name]
     return env.observation_spaces[name], env.action_spaces[name], state
 
@@ -191,12 +191,12 @@ class Agents:
             for name in group.agent_names:
                 space = env.action_spaces[name]
                 shapes[name] = tuple(space.shape) or (1,)
-                scale, clip = ranges.of(name, group.name) if _unbounded(space) else (None, None)
+                scale, clip = ranges.of(name, group.name) if _is_unbounded(space) else (None, None)
                 rows.append((clip or torch.inf, scale or 1.0))
             if any(row != (torch.inf, 1.0) for row in rows):
                 clips, scales = torch.tensor(rows, device=device).unsqueeze(-1).unbind(1)
                 limits[group.name] = (clips, scales)
-        ranges_used = any(_unbounded(space) for space in env.action_spaces.values())
+        ranges_used = any(_is_unbounded(space) for space in env.action_spaces.values())
         if ranges != ActionRanges() and not ranges_used:
             raise ConfigError(
                 f"{declaration.owner}: action_scale and action_clip are for unbounded action "
@@ -261,7 +261,7 @@ class Agents:
             SpecError: if a shape differs from the declared one.
         """
         groups: dict[str, dict[str, Any]] = {}
-        self._add("observation", output, groups)
+        self._add_leaf("observation", output, groups)
         return groups
 
     def add_states(self, output: Mapping[str, Any], groups: dict[str, dict[str, Any]]) -> None:
@@ -270,38 +270,44 @@ class Agents:
         Raises:
             SpecError: if a shape differs from the declared one.
         """
-        self._add("state", output, groups)
+        self._add_leaf("state", output, groups)
 
-    def _add(self, leaf: str, output: Mapping[str, Any], groups: dict[str, dict[str, Any]]) -> None:
+    def _add_leaf(
+        self, leaf: str, output: Mapping[str, Any], groups: dict[str, dict[str, Any]]
+    ) -> None:
         for group, kinds in self.declaration.kinds.items():
             leaves = groups.setdefault(group, {})
             if self.declaration.groups[group].ragged(leaf):
                 for kind in kinds:
-                    own = self._seen(leaf, output, kind.agent_names, kind)
-                    leaves.setdefault(kind.name, {})[leaf] = own
+                    values = self._stack_agents(leaf, output, kind.agent_names, kind)
+                    leaves.setdefault(kind.name, {})[leaf] = values
             else:
                 names = self.declaration.team.groups[group].agent_names
-                leaves[leaf] = self._seen(leaf, output, names, kinds[0])
+                leaves[leaf] = self._stack_agents(leaf, output, names, kinds[0])
 
-    def _seen(
+    def _stack_agents(
         self, leaf: str, output: Mapping[str, Any], names: Sequence[str], kind: AgentSpec
     ) -> Any:
         rows = [output.get(name) for name in names]
-        return self._stacked(leaf, names, rows, getattr(kind, f"{leaf}_spec"))
+        return self._stack_rows(leaf, names, rows, getattr(kind, f"{leaf}_spec"))
 
-    def _stacked(
+    def _stack_rows(
         self, what: str, names: Sequence[str], rows: Sequence[Any], spec: TensorSpec
     ) -> Any:
         if isinstance(spec, Composite):
             return {
-                key: self._stacked(what, names, [None if x is None else x[key] for x in rows], leaf)
+                key: self._stack_rows(
+                    what, names, [None if x is None else x[key] for x in rows], leaf
+                )
                 for key, leaf in spec.items()
             }
         shape = torch.Size([self.declaration.num_envs, *spec.shape])
-        stacked = torch.stack([self._row(what, *named, shape) for named in zip(names, rows)], 1)
+        stacked = torch.stack(
+            [self._check_row(what, *named, shape) for named in zip(names, rows)], 1
+        )
         return stacked.to(spec.dtype)
 
-    def _row(self, what: str, name: str, row: Tensor | None, shape: torch.Size) -> Tensor:
+    def _check_row(self, what: str, name: str, row: Tensor | None, shape: torch.Size) -> Tensor:
         if row is None:
             return torch.zeros(shape, device=self.device)
         if row.shape == shape:
@@ -323,19 +329,19 @@ class Agents:
             mask (Tensor): mask of all agents, ``[E, N]``.
         """
         actions: dict[str, Tensor] = {}
-        for group, place in self.places.items():
+        for group, agents in self.places.items():
             kinds = self.declaration.groups[group]
-            acting = kinds.acting(chosen[group], mask[:, place])
+            acting = kinds.acting(chosen[group], mask[:, agents])
             names = self.declaration.team.groups[group].agent_names
             for kind, rows in kinds.parts(acting, "action").items():
-                own = kinds.slices[kind] if kind else slice(None)
+                kind_slice = kinds.slices[kind] if kind else slice(None)
                 if group in self.limits:
-                    clip, scale = (x[own] for x in self.limits[group])
+                    clip, scale = (x[kind_slice] for x in self.limits[group])
                     rows = rows.clamp(-clip, clip) * scale
-                for name, row in zip(names[own], rows.unbind(1)):
+                for name, row in zip(names[kind_slice], rows.unbind(1)):
                     actions[name] = row.reshape(row.shape[0], *self.shapes[name])
         return actions
 
 
-def _unbounded(space: Any) -> bool:
+def _is_unbounded(space: Any) -> bool:
     return isinstance(spec_of_space("", space, action=True), Unbounded)

@@ -14,19 +14,25 @@ from torchrl_marl.errors import ConfigError, nearest
 
 __all__ = ["build_task", "check_task"]
 
-_MEMBERS = ("possible_agents", "observation_spaces", "action_spaces", "reset_buf", "_reset_idx")
+_REQUIRED_MEMBERS = (
+    "possible_agents",
+    "observation_spaces",
+    "action_spaces",
+    "reset_buf",
+    "_reset_idx",
+)
 
 # Isaac Lab 3.0 renamed its multi-agent tasks.
-_RENAMED = {
+_RENAMED_TASKS = {
     "Isaac-Cart-Double-Pendulum-Direct-v0": "Isaac-Pendulum-MARL-Direct",
     "Isaac-Shadow-Hand-Over-Direct-v0": "Isaac-Shadow-Handover-Direct",
 }
 
-_INSTALL = (
+_INSTALL_ADVICE = (
     "install Isaac Lab 3.0, which needs no Isaac Sim (pip install isaaclab, or on other versions "
     "of Python as docs/environments/isaaclab.md says)"
 )
-_LAUNCH = (
+_LAUNCH_ADVICE = (
     "this Isaac Lab is older than 3.0, so start Isaac Sim before the environment is built, as "
     "Isaac Lab's scripts do: from isaaclab.app import AppLauncher; "
     "app = AppLauncher(headless=True).app"
@@ -72,15 +78,19 @@ def build_task(
     if name not in gymnasium.registry:
         _import("isaaclab_tasks", name)  # importing it registers Isaac Lab's tasks
     if name not in gymnasium.registry:
-        _refuse_name(name, [key for key, spec in gymnasium.registry.items() if _config_entry(spec)])
-    config = _without_presets(_config(name, _config_entry(gymnasium.spec(name))))
+        _raise_unknown_task(
+            name, [key for key, spec in gymnasium.registry.items() if _config_entry(spec)]
+        )
+    config = _without_presets(_make_config(name, _config_entry(gymnasium.spec(name))))
     config.seed = seed
     if num_envs is not None:
         config.scene.num_envs = num_envs
     if device is not None:
         config.sim.device = str(device)
-    _apply(name, config, settings)
-    _place(name, config, {"robot": usd_path} if isinstance(usd_path, str) else usd_path or {})
+    _apply_settings(name, config, settings)
+    _set_asset_files(
+        name, config, {"robot": usd_path} if isinstance(usd_path, str) else usd_path or {}
+    )
     return check_task(gymnasium.make(name, cfg=config))
 
 
@@ -91,7 +101,7 @@ def check_task(env: Any) -> Any:
         ConfigError: if the environment inside is not a ``DirectMARLEnv``.
     """
     task = getattr(env, "unwrapped", env)
-    if not all(hasattr(task, member) for member in _MEMBERS):
+    if not all(hasattr(task, member) for member in _REQUIRED_MEMBERS):
         raise ConfigError(
             f"the environment is a {type(task).__name__}, expected an Isaac Lab "
             "DirectMARLEnv or a task's name; use torchrl.envs.IsaacLabWrapper for single-agent "
@@ -106,25 +116,25 @@ def _import(module: str, name: str) -> Any:
     except ImportError as error:
         raise MissingSimulatorError(
             f"the task {name!r} needs Isaac Lab, but {module} cannot be imported "
-            f"({type(error).__name__}: {error}); {_how()}."
+            f"({type(error).__name__}: {error}); {_installation_advice()}."
         ) from error
 
 
-def _how() -> str:
+def _installation_advice() -> str:
     try:
         generation = int(importlib.metadata.version("isaaclab").partition(".")[0])
     except (importlib.metadata.PackageNotFoundError, ValueError):
-        return _INSTALL
-    return _INSTALL if generation >= 3 else _LAUNCH
+        return _INSTALL_ADVICE
+    return _INSTALL_ADVICE if generation >= 3 else _LAUNCH_ADVICE
 
 
-def _refuse_name(name: str, known: list[str]) -> None:
-    """Raises an error that says the name of the task in the Isaac Lab that is installed."""
-    both = {**_RENAMED, **{new: old for old, new in _RENAMED.items()}}
-    if both.get(name) in known:
+def _raise_unknown_task(name: str, known: list[str]) -> None:
+    """Raises an error for an unknown task; it names the task if only its name has changed."""
+    other_names = {**_RENAMED_TASKS, **{new: old for old, new in _RENAMED_TASKS.items()}}
+    if other_names.get(name) in known:
         raise ConfigError(
-            f"the task {name!r} is {both[name]!r} in the Isaac Lab that is installed; "
-            f"set env.name={both[name]}."
+            f"the task {name!r} is {other_names[name]!r} in the Isaac Lab that is installed; "
+            f"set env.name={other_names[name]}."
         )
     raise ConfigError(
         f"unknown Isaac Lab task {name!r}; {nearest(name, known)}import the package of a "
@@ -136,7 +146,7 @@ def _config_entry(spec: Any) -> Any:
     return (spec.kwargs or {}).get("env_cfg_entry_point")
 
 
-def _config(name: str, entry: Any) -> Any:
+def _make_config(name: str, entry: Any) -> Any:
     if isinstance(entry, str) and ":" in entry and not entry.endswith(".yaml"):
         module, _, attribute = entry.partition(":")
         entry = getattr(_import(module, name), attribute)
@@ -157,9 +167,9 @@ def _without_presets(config: Any) -> Any:
     return tools.resolve_presets(config) if hasattr(tools, "resolve_presets") else config
 
 
-def _place(name: str, config: Any, files: Mapping[str, str]) -> None:
+def _set_asset_files(name: str, config: Any, files: Mapping[str, str]) -> None:
     """Sets the files of a scene's assets."""
-    assets = _assets(config)
+    assets = _assets_with_files(config)
     for asset, file in files.items():
         if asset not in assets:
             raise ConfigError(
@@ -172,16 +182,18 @@ def _place(name: str, config: Any, files: Mapping[str, str]) -> None:
         assets[asset].usd_path = str(path.resolve())
 
 
-def _assets(config: Any) -> dict[str, Any]:
-    """Asset -> the part of a config that has its file; 2.3 has them as ``robot_cfg`` and so on."""
-    known = {**vars(config), **vars(config.scene)}
-    # A text may stand for a class, which asking for an attribute would import.
-    known = {key: x for key, x in known.items() if not isinstance(x, str)}
-    parts = {key.removesuffix("_cfg"): getattr(x, "spawn", None) for key, x in known.items()}
-    return {key: spawn for key, spawn in parts.items() if hasattr(spawn, "usd_path")}
+def _assets_with_files(config: Any) -> dict[str, Any]:
+    """Returns a dict: asset -> its spawn config, which has the file; 2.3 appends ``_cfg``."""
+    attributes = {**vars(config), **vars(config.scene)}
+    # A string may name a class, which reading an attribute would import.
+    attributes = {key: x for key, x in attributes.items() if not isinstance(x, str)}
+    spawners = {
+        key.removesuffix("_cfg"): getattr(x, "spawn", None) for key, x in attributes.items()
+    }
+    return {key: spawn for key, spawn in spawners.items() if hasattr(spawn, "usd_path")}
 
 
-def _apply(name: str, config: Any, settings: Mapping[str, Any]) -> None:
+def _apply_settings(name: str, config: Any, settings: Mapping[str, Any]) -> None:
     known = [key for key in vars(config) if not key.startswith("_")]
     for key, value in settings.items():
         if key not in known:

@@ -140,8 +140,8 @@ class IsaacLabEnv(AutoResetEnv):
             refuse_unknown(kwargs, IsaacLabEnv)
             task = check_task(env)
             owner = type(task).__name__
-            _check_given(task, num_envs, device, usd_path)
-        states = _own_states(owner, task) if state == "world" else None
+            _check_built_task(task, num_envs, device, usd_path)
+        states = _agent_state_spaces(owner, task) if state == "world" else None
         groups = groups_of(task, group_map, states)
         declaration = declared(owner, task, groups, ranges, states)
         spec = None if states is not None else _state_spec(task, declaration, state)
@@ -157,8 +157,8 @@ class IsaacLabEnv(AutoResetEnv):
         )
         self.max_steps, self.own_limit = max_steps, getattr(task, "max_episode_length", None)
         self._random = RandomState(offset_seed(seed), task.device)
-        self._seen: dict[str, Any] = {}
-        self._flags: GroupFlags | None = None
+        self._last_observations: dict[str, Any] = {}
+        self._agent_flags: GroupFlags | None = None
         self._set_seed(seed)
 
     @property
@@ -177,42 +177,46 @@ class IsaacLabEnv(AutoResetEnv):
 
     def _start(self, fresh: Tensor | None) -> dict[str, Any]:
         with self._random.active():
-            seen = self._simulation.start(fresh)
+            observations = self._simulation.start(fresh)
         flags = self._simulation.living()
-        if fresh is not None and self._flags is not None:
-            seen = where_fresh(fresh, seen, self._seen)
-            flags = _chosen(fresh, flags, self._flags)
-        self._seen, self._flags = seen, flags
-        return self._given(seen, self._running, flags)
+        if fresh is not None and self._agent_flags is not None:
+            observations = where_fresh(fresh, observations, self._last_observations)
+            flags = _select_flags(fresh, flags, self._agent_flags)
+        self._last_observations, self._agent_flags = observations, flags
+        return self._make_output(observations, self._running_flags, flags)
 
     def _play(self, actions: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
-        assert self._flags is not None  # a step comes after a reset
+        assert self._agent_flags is not None  # a step comes after a reset
         with self._random.active():
-            step = self._simulation.step(actions, self._flags)
-        reward = torch.where(self._flags.done, 0.0, step.reward)
-        seen, flags = step.seen, step.agents
+            step = self._simulation.step(actions, self._agent_flags)
+        reward = torch.where(self._agent_flags.done, 0.0, step.reward)
+        observations, flags = step.seen, step.agents
         if step.was_reset:
             ended = step.root.done.squeeze(-1)
-            last = self._seen if step.last is None else step.last
-            seen = where_fresh(ended, last, step.seen)
-            flags = _chosen(ended, self._simulation.living(), step.agents)
-        after = self._given(seen, step.root, step.agents)
-        for group, place in self._agents.places.items():
-            after[group]["reward"] = reward[:, place]
-        self._seen, self._flags = step.seen, flags
-        return after, self._given(step.seen, self._running, flags)
+            last = self._last_observations if step.last is None else step.last
+            observations = where_fresh(ended, last, step.seen)
+            flags = _select_flags(ended, self._simulation.living(), step.agents)
+        after = self._make_output(observations, step.root, step.agents)
+        for group, agents in self._agents.places.items():
+            after[group]["reward"] = reward[:, agents]
+        self._last_observations, self._agent_flags = step.seen, flags
+        return after, self._make_output(step.seen, self._running_flags, flags)
 
     @property
-    def _running(self) -> TeamFlags:
+    def _running_flags(self) -> TeamFlags:
         return TeamFlags.running(self.batch_size, self.device)
 
-    def _given(self, seen: dict[str, Any], root: TeamFlags, agents: GroupFlags) -> dict[str, Any]:
+    def _make_output(
+        self, observations: dict[str, Any], team_flags: TeamFlags, agent_flags: GroupFlags
+    ) -> dict[str, Any]:
         """Returns the output of a step or reset, which includes the flags of each group."""
-        output = {**seen, "done": root.done, **root.__dict__}
+        output = {**observations, "done": team_flags.done, **team_flags.__dict__}
         # A copy, since users may write to the output.
-        flags = {key: x.clone() for key, x in {**agents.__dict__, "done": agents.done}.items()}
-        for group, place in self._agents.places.items():
-            output[group] = {**seen[group], **{key: x[:, place] for key, x in flags.items()}}
+        flags = {
+            key: x.clone() for key, x in {**agent_flags.__dict__, "done": agent_flags.done}.items()
+        }
+        for group, rows in self._agents.places.items():
+            output[group] = {**observations[group], **{key: x[:, rows] for key, x in flags.items()}}
         return output
 
     # ----------------------------------------------------------------------------- the object
@@ -236,12 +240,12 @@ class IsaacLabEnv(AutoResetEnv):
         self._simulation.close()
 
 
-def _chosen(envs: Tensor, new: GroupFlags, old: GroupFlags) -> GroupFlags:
+def _select_flags(envs: Tensor, new: GroupFlags, old: GroupFlags) -> GroupFlags:
     """Selects new flags where the mask ``envs`` ``[E]`` is True, and old flags elsewhere."""
     return replace(old, **where_fresh(envs, new.__dict__, old.__dict__))
 
 
-def _check_given(
+def _check_built_task(
     task: Any, num_envs: int | None, device: torch.device | str | None, usd_path: Any
 ) -> None:
     if usd_path is not None:
@@ -266,7 +270,7 @@ def _same_device(first: torch.device | str, second: torch.device | str) -> bool:
     return first.type == second.type and (first.index or 0) == (second.index or 0)
 
 
-def _own_states(owner: str, task: Any) -> dict[str, Any] | None:
+def _agent_state_spaces(owner: str, task: Any) -> dict[str, Any] | None:
     """Returns the space of each agent's own state; None if the task has one state for all."""
     space: Any = getattr(task, "state_space", None)
     if type(space).__name__ != "Dict":

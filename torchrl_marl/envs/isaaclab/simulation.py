@@ -142,17 +142,17 @@ class IsaacSimulation:
     ) -> None:
         self.env, self.agents, self.state = env, agents, state
         self.max_steps, self.terminal_observations = max_steps, terminal_observations
-        self._before: GroupFlags | None = None
-        self._ends: Ends | None = None
-        self._last: dict[str, Any] | None = None
-        self._was_reset = False
-        _release(env)
+        self._flags_before_step: GroupFlags | None = None
+        self._done_flags: Ends | None = None
+        self._last_observations: dict[str, Any] | None = None
+        self._any_env_was_reset = False
+        _restore_methods(env)
         self._get_dones, self._reset_idx = env._get_dones, env._reset_idx
-        env._get_dones, env._reset_idx = self._end, self._begin
+        env._get_dones, env._reset_idx = self._patched_get_dones, self._patched_reset_idx
 
     def close(self) -> None:
         """Closes the simulation."""
-        _release(self.env)
+        _restore_methods(self.env)
         self.env.close()
 
     def living(self) -> GroupFlags:
@@ -176,8 +176,8 @@ class IsaacSimulation:
         else:
             env.reset()
             if not hasattr(env, "_compute_observations"):  # 2.3 resets without noise
-                env.obs_dict = self._noisy(env.obs_dict)
-        return self._seen(env.obs_dict)
+                env.obs_dict = self._add_noise(env.obs_dict)
+        return self._convert_observations(env.obs_dict)
 
     def step(self, actions: Mapping[str, Any], before: GroupFlags) -> Step:
         """Makes a step, and resets the envs that end.
@@ -186,60 +186,71 @@ class IsaacSimulation:
             actions (mapping): group -> ``"action"``, or group -> kind -> ``"action"``.
             before (GroupFlags): flags of all agents before the step.
         """
-        self._before, self._last, self._was_reset = before, None, False
+        self._flags_before_step, self._last_observations, self._any_env_was_reset = (
+            before,
+            None,
+            False,
+        )
         output = self.env.step(self.agents.actions(actions, before.mask))
-        self._before = None
+        self._flags_before_step = None
         observations, rewards = output[:2]
-        assert self._ends is not None  # every step sets it
+        assert self._done_flags is not None  # every step sets it
         # A copy, since the task overwrites this buffer later.
         done = self.env.reset_buf.clone().unsqueeze(-1)
-        root, agents = self._ends.flags(done, self.agents.away(observations))
+        root, agents = self._done_flags.flags(done, self.agents.away(observations))
         reward = self.agents.numbers(rewards, torch.float32)
-        return Step(self._seen(observations), self._last, self._was_reset, reward, root, agents)
+        return Step(
+            self._convert_observations(observations),
+            self._last_observations,
+            self._any_env_was_reset,
+            reward,
+            root,
+            agents,
+        )
 
-    def _end(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def _patched_get_dones(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Replaces the task's ``_get_dones``; reports episodes that must end as timed out."""
         terminated, time_outs = self._get_dones()
-        if self._before is None:
+        if self._flags_before_step is None:
             return terminated, time_outs
         limit = None
         if self.max_steps is not None:
             limit = (self.env.episode_length_buf >= self.max_steps).unsqueeze(-1)
-        self._ends = Ends.of(
-            self._before,
+        self._done_flags = Ends.of(
+            self._flags_before_step,
             self.agents.numbers(terminated, torch.bool),
             self.agents.numbers(time_outs, torch.bool),
             limit,
             self.agents.away(terminated),
         )
-        over = self._ends.over.squeeze(-1)
+        over = self._done_flags.over.squeeze(-1)
         return terminated, {name: flag.bool() | over for name, flag in time_outs.items()}
 
-    def _begin(self, env_ids: Any) -> None:
+    def _patched_reset_idx(self, env_ids: Any) -> None:
         """Replaces the task's ``_reset_idx``; reads the last observations before the reset."""
-        in_step = self._before is not None
-        if in_step and self.terminal_observations and self._last is None:
-            self._last = self._read_present()
-        self._was_reset = True
+        in_step = self._flags_before_step is not None
+        if in_step and self.terminal_observations and self._last_observations is None:
+            self._last_observations = self._read_current()
+        self._any_env_was_reset = True
         self._reset_idx(env_ids)
 
-    def _read_present(self) -> dict[str, Any]:
-        """Returns the agents' current observations and state; the task keeps its own."""
+    def _read_current(self) -> dict[str, Any]:
+        """Returns the current observations and state; the task's ``obs_dict`` is unchanged."""
         env, observations = self.env, self._observe()
-        before = getattr(env, "obs_dict", None)
+        kept = getattr(env, "obs_dict", None)
         env.obs_dict = observations  # the task may compute its state from the observations
         try:
-            return self._seen(observations)
+            return self._convert_observations(observations)
         finally:
-            env.obs_dict = before
+            env.obs_dict = kept
 
     def _observe(self) -> dict[str, Any]:
         """Returns the task's current observations, with the noise that a step adds to them."""
         if hasattr(self.env, "_compute_observations"):  # since Isaac Lab 3.0
             return self.env._compute_observations()
-        return self._noisy(self.env._get_observations())
+        return self._add_noise(self.env._get_observations())
 
-    def _noisy(self, observations: dict[str, Any]) -> dict[str, Any]:
+    def _add_noise(self, observations: dict[str, Any]) -> dict[str, Any]:
         """Adds the task's noise to observations, as a step of Isaac Lab 2.3 does."""
         if self.env.cfg.observation_noise_model:
             for name, noise in self.env._observation_noise_model.items():
@@ -247,19 +258,19 @@ class IsaacSimulation:
                     observations[name] = noise(observations[name])
         return observations
 
-    def _seen(self, observations: Mapping[str, Any]) -> dict[str, Any]:
-        seen: dict[str, Any] = self.agents.observations(observations)
+    def _convert_observations(self, observations: Mapping[str, Any]) -> dict[str, Any]:
+        converted: dict[str, Any] = self.agents.observations(observations)
         if self.state == "observations":
-            rows = [x.flatten(1).float() for x in tree_leaves(seen)]
-            seen["state"] = torch.cat(rows, -1)
+            rows = [x.flatten(1).float() for x in tree_leaves(converted)]
+            converted["state"] = torch.cat(rows, -1)
         elif self.state == "world" and self.agents.declaration.state is None:
-            self.agents.add_states(self._own_states(observations), seen)
+            self.agents.add_states(self._agent_states(observations), converted)
         elif self.state == "world":
-            seen["state"] = self._world_state(self.agents.declaration.state)
-        return seen
+            converted["state"] = self._world_state(self.agents.declaration.state)
+        return converted
 
-    def _own_states(self, present: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns the agents' own states; those of all present agents must be there."""
+    def _agent_states(self, observations: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns a state for each agent; raises an error if one with an observation has none."""
         states, owner = self.env.state(), self.agents.declaration.owner
         if not isinstance(states, Mapping):
             raise SpecError(
@@ -267,7 +278,7 @@ class IsaacSimulation:
                 "for each agent, as in its state_space; correct one of the two."
             )
         self.agents.away(states)  # refuses unknown agents
-        if missing := [name for name in present if name not in states]:
+        if missing := [name for name in observations if name not in states]:
             raise SpecError(
                 f"{owner}: its state lacks {missing[0]!r}, expected one for each agent that has an "
                 "observation; return it in _get_states."
@@ -287,13 +298,13 @@ class IsaacSimulation:
         return state.to(spec.dtype, copy=True)
 
 
-def _release(env: Any) -> None:
+def _restore_methods(env: Any) -> None:
     """Restores the methods of a task that an earlier wrapper replaced."""
     for name in ("_get_dones", "_reset_idx"):
-        wrapped = vars(env).get(name)
-        if isinstance(getattr(wrapped, "__self__", None), IsaacSimulation):
+        replacement = vars(env).get(name)
+        if isinstance(getattr(replacement, "__self__", None), IsaacSimulation):
             delattr(env, name)
-            earlier = getattr(wrapped.__self__, name)
-            # unequal if the method was already replaced before the earlier wrapper was made
-            if earlier != getattr(env, name):
-                setattr(env, name, earlier)
+            original = getattr(replacement.__self__, name)
+            # They differ if the method was already replaced before the earlier wrapper was made.
+            if original != getattr(env, name):
+                setattr(env, name, original)

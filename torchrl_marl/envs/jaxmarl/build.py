@@ -97,20 +97,20 @@ def traits_of(env: Any) -> EnvTraits:
     return next((ENV_TRAITS[name] for name in names if name in ENV_TRAITS), EnvTraits())
 
 
-def _units(state: Any) -> Any:
+def _smax_state(state: Any) -> Any:
     return getattr(state, "state", state)
 
 
-def _won(env: Any, state: Any) -> Any:
+def _winning_agents(env: Any, state: Any) -> Any:
     import jax.numpy as jnp
 
-    alive = _units(state).unit_alive
+    alive = _smax_state(state).unit_alive
     allies, enemies = alive[: env.num_allies].any(), alive[env.num_allies :].any()
-    ours = [str(agent).startswith("ally") for agent in env.agents]
-    return jnp.where(jnp.array(ours), allies & ~enemies, enemies & ~allies)
+    is_ally = [str(agent).startswith("ally") for agent in env.agents]
+    return jnp.where(jnp.array(is_ally), allies & ~enemies, enemies & ~allies)
 
 
-def _seat(env: Any, state: Any) -> Any:
+def _acting_player(env: Any, state: Any) -> Any:
     import jax.numpy as jnp
 
     # The state gives the current player's seat, and agents may change seats between episodes.
@@ -118,53 +118,66 @@ def _seat(env: Any, state: Any) -> Any:
     return jnp.arange(env.num_agents) == acting
 
 
-def _colors(env: Any) -> tuple[list[int], list[int]]:
+def _hanabi_colors(env: Any) -> tuple[list[int], list[int]]:
     """Returns the color of each feature and action of Hanabi."""
-    n, hand, ranks = env.num_agents, env.hand_size, env.num_ranks
+    n_agents, hand_size, n_ranks = env.num_agents, env.hand_size, env.num_ranks
     colors = list(range(env.num_colors))
-    card = [color for color in colors for _ in range(ranks)]
-    pile = [color for color in colors for _ in range(int(sum(env.num_cards_of_rank)))]
-    hands = card * (n - 1) * hand + _none(n)
-    deck = _none(env.deck_size - n * hand)
-    board = deck + card + _none(env.max_info_tokens + env.max_life_tokens)
-    last = _none(n + 4 + n) + colors + _none(ranks + 2 * hand) + card + _none(2)
-    beliefs = (card + colors + _none(ranks)) * n * hand
-    actions = _none(2 * hand) + colors * (n - 1) + _none((n - 1) * ranks + 1)
-    return hands + board + pile + last + beliefs, actions
+    card_colors = [color for color in colors for _ in range(n_ranks)]
+    pile_colors = [color for color in colors for _ in range(int(sum(env.num_cards_of_rank)))]
+    other_hands = card_colors * (n_agents - 1) * hand_size + _no_labels(n_agents)
+    deck = _no_labels(env.deck_size - n_agents * hand_size)
+    board = deck + card_colors + _no_labels(env.max_info_tokens + env.max_life_tokens)
+    last_action = (
+        _no_labels(n_agents + 4 + n_agents)
+        + colors
+        + _no_labels(n_ranks + 2 * hand_size)
+        + card_colors
+        + _no_labels(2)
+    )
+    beliefs = (card_colors + colors + _no_labels(n_ranks)) * n_agents * hand_size
+    actions = (
+        _no_labels(2 * hand_size)
+        + colors * (n_agents - 1)
+        + _no_labels((n_agents - 1) * n_ranks + 1)
+    )
+    return other_hands + board + pile_colors + last_action + beliefs, actions
 
 
-def _ingredients(env: Any) -> tuple[list[int], list[int]] | None:
+def _overcooked_ingredients(env: Any) -> tuple[list[int], list[int]] | None:
     """Returns the ingredient of each channel of OvercookedV2; None if none can be exchanged.
 
     Ingredients can be exchanged if the recipes stay the same. Their piles stay where they are, as
     with JaxMARL's ``op_ingredient_permutations``.
     """
-    n, own = env.layout.num_ingredients, _alike(env.layout)
-    if len(own) < 2 or len(env.obs_shape) != 3:
+    n_ingredients, exchangeable = env.layout.num_ingredients, _exchangeable_ingredients(env.layout)
+    if len(exchangeable) < 2 or len(env.obs_shape) != 3:
         return None
-    names = [own.index(i) if i in own else -1 for i in range(n)]
-    items, cook, fixed = _none(2) + names, _none(5), _none(6)  # on a plate, cooked; a place
-    channels = (cook + items) * 2 + fixed + names + items + items
-    return channels + _none(env.obs_shape[-1] - len(channels)), _none(len(env.action_set))
+    labels = [exchangeable.index(i) if i in exchangeable else -1 for i in range(n_ingredients)]
+    # An item's channels are: on a plate, cooked, and its ingredients.
+    items, cook, fixed = _no_labels(2) + labels, _no_labels(5), _no_labels(6)
+    channels = (cook + items) * 2 + fixed + labels + items + items
+    return channels + _no_labels(env.obs_shape[-1] - len(channels)), _no_labels(len(env.action_set))
 
 
-def _alike(layout: Any) -> list[int]:
+def _exchangeable_ingredients(layout: Any) -> list[int]:
     """Returns the most ingredients of which any two can be exchanged in all recipes."""
     recipes = {tuple(sorted(map(int, recipe))) for recipe in layout.possible_recipes}
 
-    def exchanged(i: int, j: int) -> set[tuple[int, ...]]:
-        new = {i: j, j: i}
-        return {tuple(sorted(new.get(x, x) for x in recipe)) for recipe in recipes}
+    def recipes_after_exchange(i: int, j: int) -> set[tuple[int, ...]]:
+        replacement = {i: j, j: i}
+        return {tuple(sorted(replacement.get(x, x) for x in recipe)) for recipe in recipes}
 
     kinds = range(layout.num_ingredients)
-    return max(([j for j in kinds if exchanged(i, j) == recipes] for i in kinds), key=len)
+    return max(
+        ([j for j in kinds if recipes_after_exchange(i, j) == recipes] for i in kinds), key=len
+    )
 
 
-def _none(n: int) -> list[int]:
+def _no_labels(n: int) -> list[int]:
     return [-1] * n
 
 
-def _in_the_room(env: Any, state: Any) -> Any:
+def _legal_in_switch_riddle(env: Any, state: Any) -> Any:
     import jax.numpy as jnp
 
     # The rule of the riddle's paper: agents outside the room do nothing.
@@ -172,7 +185,7 @@ def _in_the_room(env: Any, state: Any) -> Any:
     return {agent: nothing | (state.agent_in_room == i) for i, agent in enumerate(env.agents)}
 
 
-def _entities(env: Any, state: Any, observations: Any) -> Any:
+def _mpe_state(env: Any, state: Any, observations: Any) -> Any:
     import jax.numpy as jnp
 
     parts = [state.p_pos, state.p_vel, state.c]
@@ -180,16 +193,16 @@ def _entities(env: Any, state: Any, observations: Any) -> Any:
     return jnp.concatenate([jnp.ravel(part).astype(jnp.float32) for part in parts])
 
 
-def _world_state(env: Any, state: Any, observations: Any) -> Any:
+def _smax_world_state(env: Any, state: Any, observations: Any) -> Any:
     return observations["world_state"]
 
 
-def _kitchen(env: Any, state: Any, observations: Any) -> Any:
+def _overcooked_state(env: Any, state: Any, observations: Any) -> Any:
     # Each cook sees the whole kitchen.
     return observations[env.agents[0]].reshape(-1)
 
 
-def _in_the_grid(env: Any, observations: Any) -> Any:
+def _split_grid_observations(env: Any, observations: Any) -> Any:
     # The views of all agents are one array; the inventories have one column per agent.
     grids, inventories = observations["observations"], observations["inventory"]
     return {
@@ -198,31 +211,33 @@ def _in_the_grid(env: Any, observations: Any) -> Any:
     }
 
 
-def _all_rounds(env: Any) -> int:
+def _steps_per_episode(env: Any) -> int:
     return int(env.num_inner_steps * env.num_outer_steps)
 
 
-_SMAX = EnvTraits(limit="max_steps", state=_world_state, won=_won)
+_SMAX_TRAITS = EnvTraits(limit="max_steps", state=_smax_world_state, won=_winning_agents)
 ENV_TRAITS = {
-    "SimpleMPE": EnvTraits(limit="max_steps", state=_entities),
-    "SMAX": _SMAX,
-    "EnemySMAX": _SMAX,
-    "Overcooked": EnvTraits(limit="max_steps", limit_is_seen=True, timed=True, state=_kitchen),
-    "OvercookedV2": EnvTraits(limit="max_steps", timed=True, labels=_ingredients),
-    "HanabiEnv": EnvTraits(legal="get_legal_moves", acts=_seat, labels=_colors),
+    "SimpleMPE": EnvTraits(limit="max_steps", state=_mpe_state),
+    "SMAX": _SMAX_TRAITS,
+    "EnemySMAX": _SMAX_TRAITS,
+    "Overcooked": EnvTraits(
+        limit="max_steps", limit_is_seen=True, timed=True, state=_overcooked_state
+    ),
+    "OvercookedV2": EnvTraits(limit="max_steps", timed=True, labels=_overcooked_ingredients),
+    "HanabiEnv": EnvTraits(legal="get_legal_moves", acts=_acting_player, labels=_hanabi_colors),
     "JaxNav": EnvTraits(limit="max_steps", limit_is_seen=True),
-    "SwitchRiddle": EnvTraits(limit="max_steps", deadline=True, legal=_in_the_room),
-    "CoinGame": EnvTraits(timed=True, length=_all_rounds),
-    "InTheGrid": EnvTraits(timed=True, length=_all_rounds, seen=_in_the_grid),
-    "InTheGrid_2p": EnvTraits(timed=True, length=_all_rounds, by_place=True),
-    "InTheMatrix": EnvTraits(timed=True, length=_all_rounds),
+    "SwitchRiddle": EnvTraits(limit="max_steps", deadline=True, legal=_legal_in_switch_riddle),
+    "CoinGame": EnvTraits(timed=True, length=_steps_per_episode),
+    "InTheGrid": EnvTraits(timed=True, length=_steps_per_episode, seen=_split_grid_observations),
+    "InTheGrid_2p": EnvTraits(timed=True, length=_steps_per_episode, by_place=True),
+    "InTheMatrix": EnvTraits(timed=True, length=_steps_per_episode),
 }
 
 
-_NO_LIMIT = 2**30
-_BRAX = ("ant_4x2", "halfcheetah_6x1", "hopper_3x1", "humanoid_9|8", "walker2d_2x3")
+_DISABLED_LIMIT = 2**30
+_BRAX_ENVIRONMENTS = ("ant_4x2", "halfcheetah_6x1", "hopper_3x1", "humanoid_9|8", "walker2d_2x3")
 # Arguments that SimpleMPE reads from its **kwargs; all other arguments there are ignored.
-_OF_MPE = (
+_MPE_ARGUMENTS = (
     *("rad", "moveable", "silent", "collide", "mass", "accel", "max_speed"),
     *("u_noise", "c_noise", "damping", "contact_force", "contact_margin"),
 )
@@ -240,16 +255,22 @@ class WrappedEnv:
     def reset(self, key: Any) -> tuple[Any, Any]:
         """Resets one copy; returns the observations and the environment's state."""
         observations, state = self.env.reset(key)
-        return self._seen(observations), state
+        return self._observations_by_agent(observations), state
 
     def step(self, key: Any, state: Any, actions: Any) -> tuple[Any, Any, Any, Any, Any]:
         """Steps one copy; returns observations, state, rewards, done flags and infos."""
         if self.traits.by_place:
             actions = tuple(actions[agent] for agent in self.env.agents)
         observations, state, rewards, dones, infos = self.env.step_env(key, state, actions)
-        return self._seen(observations), state, self._by_agent(rewards), dones, infos
+        return (
+            self._observations_by_agent(observations),
+            state,
+            self._by_agent(rewards),
+            dones,
+            infos,
+        )
 
-    def _seen(self, observations: Any) -> Any:
+    def _observations_by_agent(self, observations: Any) -> Any:
         if self.traits.seen is not None:
             return self.traits.seen(self.env, observations)
         return self._by_agent(observations)
@@ -304,7 +325,7 @@ def wrap_env(
         MissingExtraError: if JaxMARL is not installed.
     """
     named = isinstance(environment, str)
-    env = _make(environment, max_steps, continuous, kwargs) if named else environment
+    env = _make_env(environment, max_steps, continuous, kwargs) if named else environment
     if not callable(getattr(env, "step_env", None)):
         raise ConfigError(
             f"JaxMarlEnv: the environment is a {type(env).__name__}, expected a name such as "
@@ -325,14 +346,16 @@ def wrap_env(
     if limit is None and traits.limit is not None:
         limit = int(getattr(env, traits.limit))
     if traits.length is not None:
-        limit = min(traits.length(env), limit or _NO_LIMIT)
+        limit = min(traits.length(env), limit or _DISABLED_LIMIT)
     if traits.limit is not None:
-        own = limit if traits.limit_is_seen or traits.deadline else _NO_LIMIT
-        env = _with_limit(env, traits.limit, own)
+        env_limit = limit if traits.limit_is_seen or traits.deadline else _DISABLED_LIMIT
+        env = _copy_with_limit(env, traits.limit, env_limit)
     return WrappedEnv(env, environment if named else type(env).__name__, traits, limit)
 
 
-def _make(name: str, max_steps: int | None, continuous: bool | None, kwargs: dict[str, Any]) -> Any:
+def _make_env(
+    name: str, max_steps: int | None, continuous: bool | None, kwargs: dict[str, Any]
+) -> Any:
     jaxmarl = import_jaxmarl()
     known = jaxmarl.registered_envs
     if name not in known:
@@ -341,7 +364,7 @@ def _make(name: str, max_steps: int | None, continuous: bool | None, kwargs: dic
             f"expected one of {', '.join(known)}."
         )
     arguments = dict(kwargs)
-    if name in _BRAX:
+    if name in _BRAX_ENVIRONMENTS:
         if importlib.util.find_spec("brax") is None:
             raise ConfigError(
                 f"JaxMARL's {name!r} needs brax, which is not installed; run: pip install "
@@ -350,7 +373,7 @@ def _make(name: str, max_steps: int | None, continuous: bool | None, kwargs: dic
         arguments.setdefault("auto_reset", False)
         if max_steps is not None:
             arguments["episode_length"] = max_steps
-    _look_up(name, arguments)
+    _replace_names(name, arguments)
     # The environments of the package facmac have continuous actions only.
     if continuous is not None and name.startswith("MPE_") and "facmac" not in name:
         arguments.setdefault("action_type", "Continuous" if continuous else "Discrete")
@@ -361,11 +384,11 @@ def _make(name: str, max_steps: int | None, continuous: bool | None, kwargs: dic
         given = f"with {kwargs}" if kwargs else "without arguments"
         fix = "install it" if "not installed" in why else "check these values"
         raise ConfigError(f"JaxMARL's {name!r} cannot be built {given} ({why}); {fix}.") from error
-    _refuse_leftover(name, env, arguments)
+    _refuse_unknown_mpe_arguments(name, env, arguments)
     return env
 
 
-def _look_up(name: str, arguments: dict[str, Any]) -> None:
+def _replace_names(name: str, arguments: dict[str, Any]) -> None:
     """Replaces names of SMAX scenarios or Overcooked layouts with the named objects of JaxMARL."""
     tables: dict[str, Mapping[str, Any]] = {}
     if "SMAX" in name:
@@ -388,14 +411,14 @@ def _look_up(name: str, arguments: dict[str, Any]) -> None:
         arguments[key] = table[value]
 
 
-def _refuse_leftover(name: str, env: Any, arguments: dict[str, Any]) -> None:
+def _refuse_unknown_mpe_arguments(name: str, env: Any, arguments: dict[str, Any]) -> None:
     """Raises an error for unknown arguments, because MPE environments silently ignore them."""
     classes = type(env).__mro__[:-1]
     if "SimpleMPE" not in {cls.__name__ for cls in classes}:
         return
     inits = [inspect.signature(cls.__init__).parameters for cls in classes]  # type: ignore[misc]
     known = {key for init in inits for key in init} - {"self", "kwargs"}
-    known.update(_OF_MPE)
+    known.update(_MPE_ARGUMENTS)
     for key in arguments:
         if key not in known:
             raise ConfigError(
@@ -404,12 +427,12 @@ def _refuse_leftover(name: str, env: Any, arguments: dict[str, Any]) -> None:
             )
 
 
-def _with_limit(env: Any, attribute: str, limit: int | None) -> Any:
+def _copy_with_limit(env: Any, attribute: str, limit: int | None) -> Any:
     """Returns a shallow copy of an environment, with another time limit."""
     copy = object.__new__(type(env))
     copy.__dict__.update(vars(env))
     if attribute not in vars(env):  # EnemySMAX takes the attribute from its inner environment
-        copy._env = _with_limit(env._env, attribute, limit)
+        copy._env = _copy_with_limit(env._env, attribute, limit)
         return copy
     setattr(copy, attribute, limit)
     return copy

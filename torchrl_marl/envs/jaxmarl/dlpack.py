@@ -22,8 +22,8 @@ from torchrl_marl.errors import SimulatorStateError
 
 __all__ = ["device_of", "read_tree", "to_jax", "to_torch", "write_tree"]
 
-_NARROW = {torch.int64: torch.int32, torch.float64: torch.float32}
-_SIGNED = {torch.uint32: torch.int32, torch.uint16: torch.int16}
+_NARROW_DTYPES = {torch.int64: torch.int32, torch.float64: torch.float32}
+_SIGNED_DTYPES = {torch.uint32: torch.int32, torch.uint16: torch.int16}
 
 
 def device_of(device: torch.device) -> Any:
@@ -38,7 +38,7 @@ def device_of(device: torch.device) -> Any:
 
 def to_jax(tensor: Tensor, device: Any) -> Any:
     """Converts a tensor to a JAX array for jitted calls; the two may share memory."""
-    tensor = tensor.detach().to(_NARROW.get(tensor.dtype, tensor.dtype)).contiguous()
+    tensor = tensor.detach().to(_NARROW_DTYPES.get(tensor.dtype, tensor.dtype)).contiguous()
     if device.platform == "cpu":
         return tensor.cpu().numpy()
     return jnp.from_dlpack(tensor)
@@ -56,7 +56,7 @@ def read_tree(tree: Any) -> dict[str, Tensor]:
     """Copies a tree of arrays to a dict, path -> tensor; unsigned integers become signed."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     tensors = {jax.tree_util.keystr(path): torch.tensor(np.array(x)) for path, x in leaves}
-    return {name: x.view(_SIGNED.get(x.dtype, x.dtype)) for name, x in tensors.items()}
+    return {name: x.view(_SIGNED_DTYPES.get(x.dtype, x.dtype)) for name, x in tensors.items()}
 
 
 def write_tree(like: Any, saved: Mapping[str, Tensor], device: Any) -> Any:

@@ -119,11 +119,12 @@ class JaxMarlEnv(FinalFrames, AutoResetEnv):
         from torchrl_marl.envs.jaxmarl import dlpack, step
 
         self._carry: Any = None
-        self._after: Any = None  # the states after the last step, if pictures are recorded
+        # The states after the last step, if pictures are recorded.
+        self._states_after_step: Any = None
         self._is_measured = False
         self._dlpack = dlpack
         self._jax_device = dlpack.device_of(torch.device(device))
-        self._calls = step.compiled(
+        self._jitted = step.compiled(
             step.Settings(
                 env,
                 num_envs,
@@ -137,16 +138,19 @@ class JaxMarlEnv(FinalFrames, AutoResetEnv):
                 tuple(kwargs.items()),
             )
         )
-        self._flags, self._places = step.FLAGS, self._calls.places
-        self.environment_name, self.max_steps = self._calls.wrapped.name, self._calls.wrapped.limit
-        kinds, leaves = self._calls.kinds, self._calls.leaves
+        self._flag_names, self._group_slices = step.FLAGS, self._jitted.places
+        self.environment_name, self.max_steps = (
+            self._jitted.wrapped.name,
+            self._jitted.wrapped.limit,
+        )
+        kinds, leaves = self._jitted.kinds, self._jitted.leaves
         super().__init__(
             Declaration(
                 type(self).__name__,
                 num_envs,
                 {name: tuple(kind.spec() for kind in group) for name, group in kinds.items()},
                 Unbounded(leaves["state"].shape[1:]) if "state" in leaves else None,
-                in_turns=self._calls.wrapped.traits.acts is not None,
+                in_turns=self._jitted.wrapped.traits.acts is not None,
             ),
             device=device,
             info={name: _info_spec(leaves[name]) for name in kinds if "info" in leaves[name]},
@@ -156,47 +160,49 @@ class JaxMarlEnv(FinalFrames, AutoResetEnv):
     # ------------------------------------------------------------------------ reset and step
 
     def _start(self, fresh: Tensor | None) -> dict[str, Any]:
-        running = self._carry is not None
+        has_started = self._carry is not None
         self._drop_frames()
-        self._after = None
-        key = (self._carry["key"], self._carry["calls"]) if running else self._seeded
-        carry, leaves = self._calls.start(*key)
-        if fresh is None or not running:
+        self._states_after_step = None
+        key_and_calls = (
+            (self._carry["key"], self._carry["calls"]) if has_started else self._initial_key
+        )
+        carry, leaves = self._jitted.start(*key_and_calls)
+        if fresh is None or not has_started:
             self._carry = carry
-            return self._output(leaves)
-        asked = self._dlpack.to_jax(fresh, self._jax_device)
-        self._carry = self._calls.merge(self._carry, carry, asked)
-        return where_fresh(fresh, self._output(leaves), self._begun or {})
+            return self._to_outputs(leaves)
+        jax_mask = self._dlpack.to_jax(fresh, self._jax_device)
+        self._carry = self._jitted.merge(self._carry, carry, jax_mask)
+        return where_fresh(fresh, self._to_outputs(leaves), self._begun or {})
 
     def _play(self, actions: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
         rows = [
-            self._action(action, self._declaration.kinds[name][i].action_spec)
+            self._to_jax_action(action, self._declaration.kinds[name][i].action_spec)
             for name, kinds in self.group_kinds.items()
             for i, action in enumerate(kinds.parts(actions[name], "action").values())
         ]
         if self._watched:
-            self._after = self._calls.preview(self._carry, rows)
+            self._states_after_step = self._jitted.preview(self._carry, rows)
             self._keep_frames()
-        self._carry, after, next_start = self._calls.step(self._carry, rows)
-        return self._output(after), self._output(next_start)
+        self._carry, after, next_start = self._jitted.step(self._carry, rows)
+        return self._to_outputs(after), self._to_outputs(next_start)
 
-    def _action(self, action: Tensor, spec: Any) -> Any:
+    def _to_jax_action(self, action: Tensor, spec: Any) -> Any:
         if isinstance(spec, OneHot):
             action = action.to(torch.int32).argmax(-1)
         return self._dlpack.to_jax(action, self._jax_device)
 
-    def _output(self, leaves: dict[str, Any]) -> dict[str, Any]:
+    def _to_outputs(self, leaves: dict[str, Any]) -> dict[str, Any]:
         """Converts the leaves of a step to tensors, and splits the packed flags by group."""
         output = self._dlpack.to_torch(leaves, self.device)
-        flags, root = (zip(names, output.pop(key)) for key, names in self._flags.items())
-        rows = {key: x if key == "mask" else x.unsqueeze(-1) for key, x in flags}
-        for name, place in self._places.items():
-            own = output[name]
-            own.update({key: x[:, place] for key, x in rows.items()})
-            unshaped = own.pop("unshaped", None)
+        flags, team_flags = (zip(names, output.pop(key)) for key, names in self._flag_names.items())
+        agent_flags = {key: x if key == "mask" else x.unsqueeze(-1) for key, x in flags}
+        for name, agents in self._group_slices.items():
+            group_output = output[name]
+            group_output.update({key: x[:, agents] for key, x in agent_flags.items()})
+            unshaped = group_output.pop("unshaped", None)
             if unshaped is not None and self._is_measured:
-                own["reward"] = unshaped
-        output.update(root)
+                group_output["reward"] = unshaped
+        output.update(team_flags)
         return output
 
     def _draw(self, index: int) -> Picture:
@@ -206,10 +212,10 @@ class JaxMarlEnv(FinalFrames, AutoResetEnv):
 
         if self._carry is None:
             self.reset()
-        after = self._after if self._watched else None
-        states = self._carry["world"] if after is None else after
-        own = jax.device_get(jax.tree.map(lambda x: x[index], states))
-        return draw_environment(self._calls.wrapped.env, own)
+        recorded = self._states_after_step if self._watched else None
+        states = self._carry["world"] if recorded is None else recorded
+        copy_state = jax.device_get(jax.tree.map(lambda x: x[index], states))
+        return draw_environment(self._jitted.wrapped.env, copy_state)
 
     @contextlib.contextmanager
     def measured(self) -> Iterator[None]:
@@ -226,9 +232,9 @@ class JaxMarlEnv(FinalFrames, AutoResetEnv):
         These are the colors in Hanabi, and the names of the ingredients in OvercookedV2. There the
         piles stay where they are, so that the symmetry is exact up to the layout.
         """
-        wrapped = self._calls.wrapped
-        found = None if wrapped.traits.labels is None else wrapped.traits.labels(wrapped.env)
-        return {} if found is None else {name: Labels(*found) for name in self.group_kinds}
+        wrapped = self._jitted.wrapped
+        labels = None if wrapped.traits.labels is None else wrapped.traits.labels(wrapped.env)
+        return {} if labels is None else {name: Labels(*labels) for name in self.group_kinds}
 
     # --------------------------------------------------------------- random state, snapshot
 
@@ -237,7 +243,7 @@ class JaxMarlEnv(FinalFrames, AutoResetEnv):
 
         key = jax.random.PRNGKey(0 if seed is None else seed)
         zero = jax.numpy.zeros((), jax.numpy.int32)
-        self._seeded = jax.device_put((key, zero), self._jax_device)
+        self._initial_key = jax.device_put((key, zero), self._jax_device)
         self._carry = None
         self._begun = None
 
@@ -266,7 +272,7 @@ class JaxMarlEnv(FinalFrames, AutoResetEnv):
         """
         check_parts(snapshot, ["world"], type(self).__name__)
         saved = {**snapshot["world", "batched"], **snapshot["world", "shared"]}
-        carry = self._dlpack.write_tree(self._calls.carry, saved, self._jax_device)
+        carry = self._dlpack.write_tree(self._jitted.carry, saved, self._jax_device)
         self._begun, self._ended = None, None
         if "begun" in snapshot.keys():
             self._begun = map_leaves(snapshot["begun"].to_dict(), torch.clone)
@@ -275,5 +281,5 @@ class JaxMarlEnv(FinalFrames, AutoResetEnv):
 
 
 def _info_spec(leaves: Mapping[str, Any]) -> Composite:
-    own = {name: Unbounded(tuple(x.shape[1:])) for name, x in leaves["info"].items()}
-    return Composite(own, shape=next(iter(own.values())).shape[:1])
+    specs = {name: Unbounded(tuple(x.shape[1:])) for name, x in leaves["info"].items()}
+    return Composite(specs, shape=next(iter(specs.values())).shape[:1])

@@ -85,16 +85,16 @@ def kinds_of(
     for agent in ids:
         space = env.action_space(agent)
         action = action_spec_of(f"the action space of {agent!r}", space, one_hot=one_hot)
-        n = getattr(action.space, "n", None) if action.domain == "discrete" else None
-        masked = legal is not None and n is not None and legal.get(agent) == (n,)
-        key = (shapes[agent], action, n if masked else None)
-        same = next((own for found, own in members if found == key), None)
+        n_actions = getattr(action.space, "n", None) if action.domain == "discrete" else None
+        has_mask = legal is not None and n_actions is not None and legal.get(agent) == (n_actions,)
+        key = (shapes[agent], action, n_actions if has_mask else None)
+        same = next((same_ids for known_key, same_ids in members if known_key == key), None)
         if same is None:
             members.append((key, [agent]))
         else:
             same.append(agent)
-    names = [group] if len(members) == 1 else [str(own[0]) for _, own in members]
-    return tuple(Kind(name, tuple(own), *key) for name, (key, own) in zip(names, members))
+    names = [group] if len(members) == 1 else [str(same_ids[0]) for _, same_ids in members]
+    return tuple(Kind(name, tuple(same_ids), *key) for name, (key, same_ids) in zip(names, members))
 
 
 def _observation_spec(shape: Shape) -> TensorSpec:
@@ -159,78 +159,88 @@ class JaxStep:
 
     def start(self, key: Array, calls: Array) -> tuple[Array, ...]:
         """Resets all copies; returns the carry and the leaves."""
-        key, drawing = jax.random.split(key)
-        carry, leaves = self._begin(drawing)
-        return _owned({**carry, "key": key, "calls": calls}, leaves)
+        key, reset_key = jax.random.split(key)
+        carry, leaves = self._reset_copies(reset_key)
+        return _copy_outputs({**carry, "key": key, "calls": calls}, leaves)
 
     def merge(self, carry: Array, new: Array, fresh: Array) -> Array:
         """Takes the new carry in envs where the mask ``fresh`` is True, the old carry in others."""
         shared = {key: new[key] for key in ("key", "calls")}
-        own = {key: x for key, x in new.items() if key not in shared}
-        return {**_where(fresh, own, carry), **shared}
+        per_copy = {key: x for key, x in new.items() if key not in shared}
+        return {**_select_where(fresh, per_copy, carry), **shared}
 
     def step(self, carry: Array, actions: list[Array]) -> tuple[Array, ...]:
         """Steps all copies; returns the carry, the result, and the inputs of the next step."""
-        key, stepping, drawing = jax.random.split(carry["key"], 3)
-        keys = jax.random.split(stepping, self.num_envs)
-        played = jax.vmap(self.wrapped.step)(keys, carry["world"], self._deal(carry, actions))
-        observations, state, rewards, dones, infos = played
+        key, step_key, reset_key = jax.random.split(carry["key"], 3)
+        keys = jax.random.split(step_key, self.num_envs)
+        results = jax.vmap(self.wrapped.step)(
+            keys, carry["world"], self._actions_by_agent(carry, actions)
+        )
+        observations, state, rewards, dones, infos = results
         steps, calls = carry["steps"] + 1, carry["calls"] + 1
-        ends = self._ends(carry["terminated"], steps, dones, infos)
-        going, after = self._read(observations, state, steps, *ends, infos)
-        self._pay(after, rewards, infos, carry)
-        new, next_start = self._begin(drawing)
-        fresh = ends[1] | ends[2]
-        going = {key: _where(fresh, new[key], going[key]) for key in new}
-        next_start = _where(fresh, next_start, after)
-        return _owned({**going, "key": key, "calls": calls}, after, next_start)
+        done_flags = self._compute_done_flags(carry["terminated"], steps, dones, infos)
+        next_carry, step_leaves = self._make_carry_and_leaves(
+            observations, state, steps, *done_flags, infos
+        )
+        self._set_rewards(step_leaves, rewards, infos, carry)
+        fresh_carry, next_start = self._reset_copies(reset_key)
+        fresh = done_flags[1] | done_flags[2]
+        next_carry = {
+            key: _select_where(fresh, fresh_carry[key], next_carry[key]) for key in fresh_carry
+        }
+        next_start = _select_where(fresh, next_start, step_leaves)
+        return _copy_outputs({**next_carry, "key": key, "calls": calls}, step_leaves, next_start)
 
     def preview(self, carry: Array, actions: list[Array]) -> Array:
         """Returns the states after a step, before ended episodes are reset."""
-        _, stepping, _ = jax.random.split(carry["key"], 3)
-        keys = jax.random.split(stepping, self.num_envs)
-        return jax.vmap(self.wrapped.step)(keys, carry["world"], self._deal(carry, actions))[1]
+        _, step_key, _ = jax.random.split(carry["key"], 3)
+        keys = jax.random.split(step_key, self.num_envs)
+        return jax.vmap(self.wrapped.step)(
+            keys, carry["world"], self._actions_by_agent(carry, actions)
+        )[1]
 
     # ---------------------------------------------------------------------------------- parts
 
-    def _begin(self, key: Array) -> tuple[Array, Array]:
+    def _reset_copies(self, key: Array) -> tuple[Array, Array]:
         observations, state = jax.vmap(self.wrapped.reset)(jax.random.split(key, self.num_envs))
-        never = jnp.zeros((self.num_envs, len(self.ids)), bool)
+        no_flags = jnp.zeros((self.num_envs, len(self.ids)), bool)
         steps = jnp.zeros(self.num_envs, jnp.int32)
-        return self._read(observations, state, steps, never, never[:, 0], never[:, 0], None)
+        return self._make_carry_and_leaves(
+            observations, state, steps, no_flags, no_flags[:, 0], no_flags[:, 0], None
+        )
 
-    def _deal(self, carry: Array, actions: list[Array]) -> dict[Any, Array]:
+    def _actions_by_agent(self, carry: Array, actions: list[Array]) -> dict[Any, Array]:
         """Returns each agent's action; inactive agents get a legal action, which has no effect."""
-        dealt, i = {}, 0
+        chosen, i = {}, 0
         kinds = [kind for group in self.kinds.values() for kind in group]
         for kind, action in zip(kinds, actions):
             for j, agent in enumerate(kind.ids):
-                row, acts = action[:, j], carry["mask"][:, i]
-                idle = jnp.zeros_like(row)
+                agent_action, is_acting = action[:, j], carry["mask"][:, i]
+                idle_action = jnp.zeros_like(agent_action)
                 if kind.n_legal is not None:
-                    idle = carry["idle"][:, i].astype(row.dtype)
-                acts = acts.reshape(-1, *[1] * (row.ndim - 1))
-                dealt[agent] = jnp.where(acts, row, idle)
+                    idle_action = carry["idle"][:, i].astype(agent_action.dtype)
+                is_acting = is_acting.reshape(-1, *[1] * (agent_action.ndim - 1))
+                chosen[agent] = jnp.where(is_acting, agent_action, idle_action)
                 i += 1
-        return dealt
+        return chosen
 
-    def _ends(
+    def _compute_done_flags(
         self, terminated: Array, steps: Array, dones: Array, infos: Array
     ) -> tuple[Array, Array, Array]:
         """Returns the agents' terminated flags, and the episodes' flags (terminated, truncated)."""
-        ended = dones["__all__"]
-        own = jnp.stack([dones.get(agent, ended) for agent in self.ids], 1)
-        over = jnp.zeros_like(ended) if self.limit is None else steps >= self.limit
-        by_time = jnp.full_like(ended, self.traits.timed)
+        episode_ended = dones["__all__"]
+        agent_ended = jnp.stack([dones.get(agent, episode_ended) for agent in self.ids], 1)
+        limit_reached = jnp.zeros_like(episode_ended) if self.limit is None else steps >= self.limit
+        is_truncation = jnp.full_like(episode_ended, self.traits.timed)
         if self.traits.limit_is_seen:
-            by_time = by_time | over
+            is_truncation = is_truncation | limit_reached
         if "truncation" in infos:
-            by_time = by_time | (infos["truncation"] > 0)
-        terminated = terminated | ((own | ended[:, None]) & ~by_time[:, None])
+            is_truncation = is_truncation | (infos["truncation"] > 0)
+        terminated = terminated | ((agent_ended | episode_ended[:, None]) & ~is_truncation[:, None])
         all_terminated = terminated.all(1)
-        return terminated, all_terminated, (over | ended) & ~all_terminated
+        return terminated, all_terminated, (limit_reached | episode_ended) & ~all_terminated
 
-    def _read(
+    def _make_carry_and_leaves(
         self,
         observations: Array,
         state: Array,
@@ -244,27 +254,30 @@ class JaxStep:
         truncated = ~terminated & root_truncated[:, None]
         mask = ~terminated
         if self.traits.acts is not None:
-            acts = jax.vmap(lambda own: self.traits.acts(self.env, own))(state)  # type: ignore[misc]
-            mask = mask & (acts[:, jnp.array(self.order)] | root_truncated[:, None])
+            is_acting = jax.vmap(lambda copy_state: self.traits.acts(self.env, copy_state))(state)  # type: ignore[misc]
+            mask = mask & (is_acting[:, jnp.array(self.order)] | root_truncated[:, None])
         # The keys must not change, because they are stored in snapshots.
-        going = {"world": state, "steps": steps, "terminated": terminated, "mask": mask}
-        legal = self._legal(state)
+        carry = {"world": state, "steps": steps, "terminated": terminated, "mask": mask}
+        legal = self._legal_actions(state)
         if legal:
             idle = (legal[agent].argmax(-1) for agent in self.ids)
-            going["idle"] = jnp.stack([x.astype(jnp.int32) for x in idle], 1)
-        root = {"terminated": root_terminated, "truncated": root_truncated}
-        root["done"] = root_terminated | root_truncated
+            carry["idle"] = jnp.stack([x.astype(jnp.int32) for x in idle], 1)
+        team_flags = {"terminated": root_terminated, "truncated": root_truncated}
+        team_flags["done"] = root_terminated | root_truncated
         flags = {"terminated": terminated, "truncated": truncated, "mask": mask}
         flags["done"] = terminated | truncated
-        leaves: dict[str, Any] = {"root": {k: x[:, None] for k, x in root.items()}, "flags": flags}
+        leaves: dict[str, Any] = {
+            "root": {k: x[:, None] for k, x in team_flags.items()},
+            "flags": flags,
+        }
         if self.state is not None:
             leaves["state"] = jax.vmap(self.state)(state, observations).astype(jnp.float32)
-        info = self._info(state, infos, root["done"]) if self.info else {}
-        for name, place in self.places.items():
-            leaves[name] = self._by_kind(name, observations, legal)
+        info = self._collect_infos(state, infos, team_flags["done"]) if self.info else {}
+        for name, agents in self.places.items():
+            leaves[name] = self._observe_group(name, observations, legal)
             if info:
-                leaves[name]["info"] = {key: x[:, place] for key, x in info.items()}
-        return going, leaves
+                leaves[name]["info"] = {key: x[:, agents] for key, x in info.items()}
+        return carry, leaves
 
     @property
     def places(self) -> dict[str, slice]:
@@ -275,41 +288,43 @@ class JaxStep:
             places[name], end = slice(end, end + n), end + n
         return places
 
-    def _by_kind(self, group: str, observations: Array, legal: Array) -> dict[str, Any]:
+    def _observe_group(self, group: str, observations: Array, legal: Array) -> dict[str, Any]:
         """Returns a group's observations and action masks, split by kind if there are several."""
         kinds = self.kinds[group]
-        own: dict[str, Any] = {}
+        kind_outputs: dict[str, Any] = {}
         for kind in kinds:
-            seen = [observations[agent] for agent in kind.ids]
-            rows = jax.tree.map(lambda *x: jnp.stack(x, 1).astype(jnp.float32), *seen)
-            own[kind.name] = {"observation": rows}
+            observations_of_kind = [observations[agent] for agent in kind.ids]
+            stacked = jax.tree.map(
+                lambda *x: jnp.stack(x, 1).astype(jnp.float32), *observations_of_kind
+            )
+            kind_outputs[kind.name] = {"observation": stacked}
             if kind.n_legal is not None:
                 masks = jnp.stack([legal[agent] for agent in kind.ids], 1)
-                own[kind.name]["action_mask"] = masks > 0
-        return own if len(kinds) > 1 else own[kinds[0].name]
+                kind_outputs[kind.name]["action_mask"] = masks > 0
+        return kind_outputs if len(kinds) > 1 else kind_outputs[kinds[0].name]
 
-    def _legal(self, state: Array) -> dict[Any, Array]:
+    def _legal_actions(self, state: Array) -> dict[Any, Array]:
         if all(kind.n_legal is None for group in self.kinds.values() for kind in group):
             return {}
         return jax.vmap(partial(legal_actions, self.env, self.traits))(state)
 
-    def _pay(self, leaves: Array, rewards: Array, infos: Array, carry: Array) -> None:
+    def _set_rewards(self, leaves: Array, rewards: Array, infos: Array, carry: Array) -> None:
         """Sets the rewards of all agents; 0 for an agent that terminated in an earlier step."""
         reward = jnp.stack([rewards[agent] for agent in self.ids], 1).astype(jnp.float32)
-        lives = ~carry["terminated"]
-        paid = reward = jnp.where(lives, reward, 0.0)
+        is_alive = ~carry["terminated"]
+        total = reward = jnp.where(is_alive, reward, 0.0)
         if self.shaping.coefficient:
             shaped = jnp.stack([infos["shaped_reward"][agent] for agent in self.ids], 1)
             scale = self.shaping.at(carry["calls"] * float(self.num_envs))
-            paid = reward + scale * jnp.where(lives, shaped, 0.0)
-        for name, place in self.places.items():
-            leaves[name]["reward"] = paid[:, place, None]
+            total = reward + scale * jnp.where(is_alive, shaped, 0.0)
+        for name, agents in self.places.items():
+            leaves[name]["reward"] = total[:, agents, None]
             if self.shaping.coefficient:
-                leaves[name]["unshaped"] = reward[:, place, None]
+                leaves[name]["unshaped"] = reward[:, agents, None]
             if self.info and self.shaping.coefficient:
-                leaves[name]["info"]["unshaped_reward"] = reward[:, place, None]
+                leaves[name]["info"]["unshaped_reward"] = reward[:, agents, None]
 
-    def _info(self, state: Array, infos: Array | None, done: Array) -> dict[str, Array]:
+    def _collect_infos(self, state: Array, infos: Array | None, done: Array) -> dict[str, Array]:
         """Returns a dict, name -> infos ``[E, A, 1]``; it has ``"won"`` if games can be won."""
         rows = {} if infos is None else self._info_rows(infos)
         if infos is None:
@@ -317,7 +332,7 @@ class JaxStep:
                 name: jnp.zeros(shape, jnp.float32) for name, shape in self.info_shapes().items()
             }
         elif self.traits.won is not None:
-            won = jax.vmap(lambda own: self.traits.won(self.env, own))(state)  # type: ignore[misc]
+            won = jax.vmap(lambda copy_state: self.traits.won(self.env, copy_state))(state)  # type: ignore[misc]
             rows["won"] = (won[:, jnp.array(self.order)] & done[:, None]).astype(jnp.float32)
         return {name: x.reshape(self.num_envs, len(self.ids), 1) for name, x in rows.items()}
 
@@ -353,10 +368,10 @@ class JaxStep:
         return rows
 
 
-def _where(fresh: Array, new: Array, old: Array) -> Array:
+def _select_where(fresh: Array, new: Array, old: Array) -> Array:
     """Takes new leaves in the envs where ``fresh`` is True; drops leaves that have no new value."""
     if isinstance(new, dict):
-        return {key: _where(fresh, x, old[key]) for key, x in new.items()}
+        return {key: _select_where(fresh, x, old[key]) for key, x in new.items()}
 
     def select(x: Array, y: Array) -> Array:
         return jnp.where(fresh.reshape(-1, *[1] * (x.ndim - 1)), x, y).astype(x.dtype)
@@ -364,7 +379,7 @@ def _where(fresh: Array, new: Array, old: Array) -> Array:
     return jax.tree.map(select, new, old)
 
 
-def _owned(carry: Array, *leaves: Array) -> tuple[Array, ...]:
+def _copy_outputs(carry: Array, *leaves: Array) -> tuple[Array, ...]:
     """Returns copies of the arrays; their dtypes are fixed, so later calls do not recompile.
 
     Without the copies, JAX may return the same array in carry and leaves, and torch would write to
@@ -373,8 +388,8 @@ def _owned(carry: Array, *leaves: Array) -> tuple[Array, ...]:
     """
     carry = jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), carry)
     packed = [
-        {**own, **{key: jnp.stack([own[key][k] for k in FLAGS[key]]) for key in FLAGS}}
-        for own in leaves
+        {**output, **{key: jnp.stack([output[key][k] for k in FLAGS[key]]) for key in FLAGS}}
+        for output in leaves
     ]
     return carry, *jax.tree.map(jnp.copy, packed)
 
@@ -397,12 +412,12 @@ class Settings:
     @property
     def plain(self) -> bool:
         """True if no setting is a user's object; then equal settings give the same environment."""
-        return _plain((self.environment, self.state, self.group_map, self.kwargs))
+        return _is_plain_value((self.environment, self.state, self.group_map, self.kwargs))
 
 
-def _plain(value: Any) -> bool:
+def _is_plain_value(value: Any) -> bool:
     if isinstance(value, tuple):
-        return all(_plain(x) for x in value)
+        return all(_is_plain_value(x) for x in value)
     return isinstance(value, (str, int, float, MarlGroupMapType, type(None)))
 
 
@@ -441,15 +456,19 @@ def compiled(settings: Settings) -> Compiled:
     return _compile_cached(settings) if settings.plain else _compile(settings)
 
 
-def _compile(own: Settings) -> Compiled:
-    wrapped = wrap_env(own.environment, own.max_steps, own.continuous, dict(own.kwargs))
-    kinds = _kinds(wrapped, own.group_map, own.one_hot)
-    state = _state_of(wrapped, own.state, kinds)
-    step = JaxStep(wrapped, kinds, own.num_envs, state=state, info=own.info, shaping=own.shaping)
-    if own.shaping.coefficient and "shaped_reward" not in step.info_shapes():
+def _compile(settings: Settings) -> Compiled:
+    wrapped = wrap_env(
+        settings.environment, settings.max_steps, settings.continuous, dict(settings.kwargs)
+    )
+    kinds = _read_kinds(wrapped, settings.group_map, settings.one_hot)
+    state = _state_function(wrapped, settings.state, kinds)
+    step = JaxStep(
+        wrapped, kinds, settings.num_envs, state=state, info=settings.info, shaping=settings.shaping
+    )
+    if settings.shaping.coefficient and "shaped_reward" not in step.info_shapes():
         raise ConfigError(
-            f"JaxMarlEnv: shaped_reward is {own.shaping.coefficient}, but {wrapped.name!r} has no "
-            "shaped reward; set it to 0."
+            f"JaxMarlEnv: shaped_reward is {settings.shaping.coefficient}, but {wrapped.name!r} "
+            "has no shaped reward; set it to 0."
         )
     carry, leaves = jax.eval_shape(step.start, jax.random.PRNGKey(0), jnp.zeros((), jnp.int32))
     return Compiled(
@@ -468,48 +487,56 @@ def _compile(own: Settings) -> Compiled:
 _compile_cached = lru_cache(maxsize=16)(_compile)
 
 
-def _kinds(wrapped: WrappedEnv, group_map: Any, one_hot: bool) -> dict[str, tuple[Kind, ...]]:
+def _read_kinds(wrapped: WrappedEnv, group_map: Any, one_hot: bool) -> dict[str, tuple[Kind, ...]]:
     """Returns the kinds of each group, with the shapes of the data that the environment returns."""
     env = wrapped.env
-    seen, state = jax.eval_shape(wrapped.reset, jax.random.PRNGKey(0))
-    if not isinstance(seen, dict) or any(agent not in seen for agent in env.agents):
-        found = f"a dict of {sorted(seen)}" if isinstance(seen, dict) else type(seen).__name__
+    observations, state = jax.eval_shape(wrapped.reset, jax.random.PRNGKey(0))
+    if not isinstance(observations, dict) or any(agent not in observations for agent in env.agents):
+        found_type = (
+            f"a dict of {sorted(observations)}"
+            if isinstance(observations, dict)
+            else type(observations).__name__
+        )
         raise SpecError(
-            f"JaxMARL's {wrapped.name!r} returns its observations as {found}, expected a dict with "
-            f"one for each of {list(env.agents)}; wrap the environment to return one."
+            f"JaxMARL's {wrapped.name!r} returns its observations as {found_type}, expected a dict "
+            f"with one for each of {list(env.agents)}; wrap the environment to return one."
         )
     try:
         legal = jax.eval_shape(partial(legal_actions, env, wrapped.traits), state)
     except (NotImplementedError, AttributeError):
         legal = None
-    shapes = jax.tree.map(lambda x: tuple(x.shape), {agent: seen[agent] for agent in env.agents})
-    masks = None if legal is None else {agent: tuple(x.shape) for agent, x in legal.items()}
+    shapes = jax.tree.map(
+        lambda x: tuple(x.shape), {agent: observations[agent] for agent in env.agents}
+    )
+    mask_shapes = None if legal is None else {agent: tuple(x.shape) for agent, x in legal.items()}
     # Settings are hashed, so they store mappings as pairs.
     groups = grouped(env.agents, dict(group_map) if isinstance(group_map, tuple) else group_map)
-    return {name: kinds_of(name, ids, env, shapes, masks, one_hot) for name, ids in groups.items()}
+    return {
+        name: kinds_of(name, ids, env, shapes, mask_shapes, one_hot) for name, ids in groups.items()
+    }
 
 
-def _state_of(
+def _state_function(
     wrapped: WrappedEnv, state: Any, kinds: Mapping[str, tuple[Kind, ...]]
 ) -> Callable[..., Any] | None:
     """Returns the function ``state(jax_state, observations)`` that computes one copy's state."""
     if state is None:
         return None
     if callable(state):
-        return lambda own, seen: jnp.ravel(state(own))
+        return lambda jax_state, observations: jnp.ravel(state(jax_state))
     if state == "observations":
         ids = [agent for group in kinds.values() for kind in group for agent in kind.ids]
-        return lambda own, seen: jnp.concatenate(
-            [leaf.reshape(-1) for agent in ids for leaf in jax.tree.leaves(seen[agent])]
+        return lambda jax_state, observations: jnp.concatenate(
+            [leaf.reshape(-1) for agent in ids for leaf in jax.tree.leaves(observations[agent])]
         )
     if state != "world":
         raise ConfigError(
             f"JaxMarlEnv: state is {state!r}, expected 'observations', 'world', a function or None."
         )
-    read = wrapped.traits.state
-    if read is None:
+    read_state = wrapped.traits.state
+    if read_state is None:
         raise ConfigError(
             f"JaxMarlEnv: {wrapped.name!r} has no state for a central critic; use "
             "state='observations', or a function from its JAX state to a vector."
         )
-    return lambda own, seen: read(wrapped.env, own, seen)
+    return lambda jax_state, observations: read_state(wrapped.env, jax_state, observations)

@@ -20,8 +20,8 @@ from torchrl_marl.errors import MissingExtraError
 
 __all__ = ["Scenery", "build_scenery", "key_of"]
 
-_CONTACTS = 64  # of a robot, where mjlab's task says no number
-_APART = 2.0  # meters
+_CONTACTS_PER_ROBOT = 64  # if mjlab's task gives no number
+_DISTANCE_AT_REST = 2.0  # meters
 
 
 @dataclass(frozen=True)
@@ -86,19 +86,19 @@ def build_scenery(key: str) -> Scenery:
         MissingExtraError: mjlab is not installed.
     """
     robot, n_agents, cone = json.loads(key)
-    task = _task(ROBOTS[robot].task)
+    task = _load_task(ROBOTS[robot].task)
     physics = task.sim.mujoco if cone is None else replace(task.sim.mujoco, cone=cone)
-    model, sensors = _compiled(task.scene.entities["robot"], n_agents)
+    model, sensors = _compile_scene(task.scene.entities["robot"], n_agents)
     n_joints = model.nu // n_agents
-    order = [_bare(model.joint(1 + i).name) for i in range(n_joints)]
-    moved = [_bare(model.joint(i).name) for i in model.actuator_trnid[:n_joints, 0]]
+    order = [_without_robot_name(model.joint(1 + i).name) for i in range(n_joints)]
+    moved = [_without_robot_name(model.joint(i).name) for i in model.actuator_trnid[:n_joints, 0]]
     columns = [model.sensor(name).adr[0] for name in sensors]
     return Scenery(
         model=model,
         simulation=replace(
             task.sim,
             mujoco=physics,
-            nconmax=n_agents * (task.sim.nconmax or _CONTACTS),
+            nconmax=n_agents * (task.sim.nconmax or _CONTACTS_PER_ROBOT),
             njmax=n_agents * task.sim.njmax,
         ),
         substeps=task.decimation,
@@ -106,14 +106,14 @@ def build_scenery(key: str) -> Scenery:
         n_agents=n_agents,
         joints=np.array([order.index(name) for name in moved]),
         start=model.key_qpos[0].reshape(n_agents, -1)[0],
-        scale=_by_joint(task.actions["joint_pos"].scale, order),
-        posture=_by_joint(task.rewards["pose"].params["std_walking"], order),
+        scale=_values_by_joint(task.actions["joint_pos"].scale, order),
+        posture=_values_by_joint(task.rewards["pose"].params["std_walking"], order),
         tilt=task.terminations["fell_over"].params["limit_angle"],
         forces=np.array(columns, dtype=np.int64).reshape(-1, 1) + np.arange(3),
     )
 
 
-def _task(name: str) -> Any:
+def _load_task(name: str) -> Any:
     """Returns the config of a task of mjlab."""
     os.environ.setdefault("MJLAB_WARP_QUIET", "1")  # else it prints each kernel that it loads
     try:
@@ -126,7 +126,7 @@ def _task(name: str) -> Any:
     return load_env_cfg(name)
 
 
-def _compiled(robot: Any, n_agents: int) -> tuple[Any, list[str]]:
+def _compile_scene(robot: Any, n_agents: int) -> tuple[Any, list[str]]:
     """Returns the model of a scene, and the name of the contact sensor of each pair of robots."""
     from mjlab.scene import Scene, SceneCfg
     from mjlab.sensor import ContactMatch, ContactSensorCfg
@@ -146,27 +146,27 @@ def _compiled(robot: Any, n_agents: int) -> tuple[Any, list[str]]:
         for one, other in pairs
     ]
 
-    def apart(spec: Any) -> None:
+    def move_apart(spec: Any) -> None:
         # The simulation's memory is sized at the model's own positions, where robots may not touch.
         for i, name in enumerate(names):
-            spec.body(f"{name}/{root}").pos[0] = _APART * i
+            spec.body(f"{name}/{root}").pos[0] = _DISTANCE_AT_REST * i
 
     scene = SceneCfg(
         terrain=TerrainEntityCfg(terrain_type="plane"),
         entities=dict.fromkeys(names, robot),
         sensors=tuple(sensors),
-        spec_fn=apart,
+        spec_fn=move_apart,
     )
-    found = [f"{one}_{other}_{root}_force" for one, other in pairs]
-    return Scene(scene, device="cpu").compile(), found
+    sensor_names = [f"{one}_{other}_{root}_force" for one, other in pairs]
+    return Scene(scene, device="cpu").compile(), sensor_names
 
 
-def _bare(name: str) -> str:
+def _without_robot_name(name: str) -> str:
     """Returns a joint's name without its robot's."""
     return name.partition("/")[2]
 
 
-def _by_joint(values: Mapping[str, float], joints: list[str]) -> np.ndarray:
+def _values_by_joint(values: Mapping[str, float], joints: list[str]) -> np.ndarray:
     """Returns the value of each joint, from values by patterns of names."""
     from mjlab.utils.lab_api.string import resolve_matching_names_values
 

@@ -13,7 +13,7 @@ from torchrl_marl.envs.scene import AGENT_COLORS, Shape
 __all__ = ["draw_formation"]
 
 _GROUND, _SLOT = (0.85, 0.85, 0.85), (0.55, 0.55, 0.55)
-_MARKS = 4  # meters from the middle, up to which the ground has marks
+_MARKS_RADIUS = 4  # meters from the middle, up to which the ground has marks
 
 
 def draw_formation(
@@ -34,7 +34,7 @@ def draw_formation(
         - center: ``[2]``; slot, place: ``[N, 2]``; heading, upright: ``[N]``
     """
     x, y = center.tolist()
-    shapes = _marks(x, y)
+    shapes = _ground_marks(x, y)
     for i, (left, up) in enumerate((slot - center).tolist()):
         shapes.append(
             Shape(f"slot {i}", "goal", "circle", left, up, 0.0, _SLOT, radius=0.2, hollow=True)
@@ -54,8 +54,8 @@ def draw_formation(
     return shapes
 
 
-def _marks(x: float, y: float) -> list[Shape]:
-    steps = range(-_MARKS, _MARKS + 1)
+def _ground_marks(x: float, y: float) -> list[Shape]:
+    steps = range(-_MARKS_RADIUS, _MARKS_RADIUS + 1)
     return [
         Shape("mark", "goal", "circle", i + left, j + up, 0.0, _GROUND, radius=0.04)
         for left, up in [(round(x) - x, round(y) - y)]

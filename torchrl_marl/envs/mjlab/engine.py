@@ -60,18 +60,18 @@ def advance(physics: Tensor, targets: Tensor, key: str) -> tuple[Tensor, Tensor]
     with warp.ScopedDevice(str(physics.device)), warp.ScopedStream(stream):
         data = simulation.wp_data
         state = [warp.to_torch(x) for x in (data.qpos, data.qvel, data.qacc_warmstart)]
-        for x, own in zip(state, physics.split([x.shape[1] for x in state], 1)):
-            x.copy_(own)
+        for x, part in zip(state, physics.split([x.shape[1] for x in state], 1)):
+            x.copy_(part)
         warp.to_torch(data.ctrl).copy_(targets)
         overflow, sensors = warp.to_torch(data.overflow), warp.to_torch(data.sensordata)
         overflow.zero_()
         columns = torch.as_tensor(scenery.forces, device=physics.device)
         force = physics.new_zeros(len(physics), len(columns))
         for _ in range(scenery.substeps):
-            _substep(simulation)
+            _make_substep(simulation)
             force = torch.maximum(force, sensors[:, columns].norm(dim=-1))
-        lost = overflow.ne(0).unsqueeze(1)
-        return torch.cat(state, 1).masked_fill(lost, torch.nan), force
+        overflowed = overflow.ne(0).unsqueeze(1)
+        return torch.cat(state, 1).masked_fill(overflowed, torch.nan), force
 
 
 @advance.register_fake
@@ -80,7 +80,7 @@ def _(physics: Tensor, targets: Tensor, key: str) -> tuple[Tensor, Tensor]:
     return physics.new_empty(physics.shape), physics.new_empty(len(physics), len(pairs))
 
 
-def _substep(simulation: Any) -> None:
+def _make_substep(simulation: Any) -> None:
     """Makes a step of the physics: on a GPU, mjlab's CUDA graph."""
     if simulation.wp_device.is_cuda and torch.cuda.is_current_stream_capturing():
         import mujoco_warp

@@ -130,7 +130,7 @@ class MjlabEnv(MarlEnv):
         super().__init__(
             num_envs, max_steps=limit, seed=seed, device=device, check=check, **unknown
         )
-        _check(task=task, robot=robot, formation=formation, cone=cone)
+        _check_names(task=task, robot=robot, formation=formation, cone=cone)
         check_least("MjlabEnv", n_agents=(n_agents, 1), speed=(speed, 0), turn_rate=(turn_rate, 0))
         if spacing <= 0 or action_scale <= 0:
             raise ConfigError(
@@ -142,9 +142,9 @@ class MjlabEnv(MarlEnv):
         self._rewards = FormationReward()
         scenery = self.scenery
         self._offsets = slots(formation, n_agents, spacing).to(self.device)
-        self._start = self._constant(scenery.start)
-        self._scale = self._constant(action_scale * scenery.scale)
-        self._posture = self._constant(scenery.posture)
+        self._start = self._to_tensor(scenery.start)
+        self._scale = self._to_tensor(action_scale * scenery.scale)
+        self._posture = self._to_tensor(scenery.posture)
         self._joints = torch.as_tensor(scenery.joints, device=self.device)
         # Each pair's force belongs to both of its robots.
         pairs = torch.tensor(scenery.pairs, dtype=torch.int64).reshape(-1, 2)
@@ -158,7 +158,7 @@ class MjlabEnv(MarlEnv):
         self.register_agent(AgentSpec(GROUP, n_agents, observation, action))
         self.register_state(Unbounded((n_agents * (14 + 3 * n_joints) + 2,)))
 
-    def _constant(self, values: Any) -> Tensor:
+    def _to_tensor(self, values: Any) -> Tensor:
         return torch.as_tensor(values, dtype=torch.float32, device=self.device)
 
     @property
@@ -170,48 +170,52 @@ class MjlabEnv(MarlEnv):
 
     def _reset(self, tensordict: TensorDictBase | None) -> dict[str, Any]:
         n_agents, n_joints = len(self._offsets), self.scenery.n_joints
-        new = {"device": self.device}
-        drawn = 2 * torch.rand(self.num_envs, n_agents, 4, **new) - 1
-        twist = torch.rand(self.num_envs, 2, **new)
+        options = {"device": self.device}
+        drawn = 2 * torch.rand(self.num_envs, n_agents, 4, **options) - 1
+        twist = torch.rand(self.num_envs, 2, **options)
         speed, turn_rate = self._limits
         self.twist = torch.stack([speed * twist[:, 0], turn_rate * (2 * twist[:, 1] - 1)], 1)
-        self.pose = torch.zeros(self.num_envs, 3, **new)
+        self.pose = torch.zeros(self.num_envs, 3, **options)
         robots = self._start.expand(self.num_envs, n_agents, -1).clone()
         robots[..., :2] = places(self.pose, self._offsets) + SHIFT * drawn[..., :2]
         robots[..., 2] += LIFT[0] + (LIFT[1] - LIFT[0]) * (drawn[..., 2] + 1) / 2
         half = TURN * drawn[..., 3:] / 2
         zero = torch.zeros_like(half)
         robots[..., 3:7] = torch.cat([half.cos(), zero, zero, half.sin()], -1)
-        at_rest = torch.zeros(self.num_envs, 2 * n_agents * (6 + n_joints), **new)
+        at_rest = torch.zeros(self.num_envs, 2 * n_agents * (6 + n_joints), **options)
         self.physics = torch.cat([robots.flatten(1), at_rest], 1)
-        self.force = torch.zeros(self.num_envs, n_agents, 1, **new)
-        self.action = torch.zeros(self.num_envs, n_agents, n_joints, **new)
+        self.force = torch.zeros(self.num_envs, n_agents, 1, **options)
+        self.action = torch.zeros(self.num_envs, n_agents, n_joints, **options)
         return self._observe(self.robots())
 
     def _step(self, tensordict: TensorDictBase) -> dict[str, Any]:
         action, before = tensordict[GROUP, "action"], self.action
-        given = self.commands(self.robots())
+        commands = self.commands(self.robots())
         targets = self._start[7:] + self._scale * action
         physics, force = advance(self.physics, targets[..., self._joints].flatten(1), self._key)
-        lost = ~physics.isfinite().all(1, keepdim=True)
-        self.physics, self.action = torch.where(lost, self.physics, physics), action
+        diverged = ~physics.isfinite().all(1, keepdim=True)
+        self.physics, self.action = torch.where(diverged, self.physics, physics), action
         self.force = (force @ self._of_pairs).unsqueeze(-1)
         self.pose = moved(self.pose, self.twist, self.scenery.seconds)
         robots = self.robots()
         output = self._observe(robots)
-        output[GROUP]["reward"] = self._earned(robots, given, action - before)
+        output[GROUP]["reward"] = self._compute_reward(robots, commands, action - before)
         fallen = -robots.gravity[..., 2:] < math.cos(self.scenery.tilt)
-        output[GROUP]["terminated"] = fallen | lost.unsqueeze(1)
+        output[GROUP]["terminated"] = fallen | diverged.unsqueeze(1)
         return output
 
-    def _earned(self, robots: Robots, given: Commands, change: Tensor) -> Tensor:
+    def _compute_reward(self, robots: Robots, commands: Commands, change: Tensor) -> Tensor:
         """Returns the reward of a step in which these commands were given."""
-        flat = rotated(robots.velocity[..., :2], -robots.heading)
-        off = torch.cat([given.velocity - flat, robots.velocity[..., 2:]], -1)
-        turn = torch.cat([robots.spin[..., :2], robots.spin[..., 2:] - given.turn_rate], -1)
+        planar_velocity = rotated(robots.velocity[..., :2], -robots.heading)
+        velocity_error = torch.cat(
+            [commands.velocity - planar_velocity, robots.velocity[..., 2:]], -1
+        )
+        turn_rate_error = torch.cat(
+            [robots.spin[..., :2], robots.spin[..., 2:] - commands.turn_rate], -1
+        )
         reward = self._rewards.earned(
-            velocity_error=off,
-            turn_rate_error=turn,
+            velocity_error=velocity_error,
+            turn_rate_error=turn_rate_error,
             gravity=robots.gravity,
             joint_error=robots.joints / self._posture,
             place_error=self.commands(robots).place_error,
@@ -228,7 +232,7 @@ class MjlabEnv(MarlEnv):
         qpos, qvel = qpos.unflatten(1, (n_agents, -1)), qvel.unflatten(1, (n_agents, -1))
         position, quaternion, joints = qpos.split([3, 4, n_joints], -1)
         velocity, spin, joint_speeds = qvel.split([3, 3, n_joints], -1)
-        axes = _axes(quaternion)
+        axes = _rotation_matrices(quaternion)
         return Robots(
             position,
             torch.atan2(axes[..., 1, :1], axes[..., 0, :1]),
@@ -250,12 +254,12 @@ class MjlabEnv(MarlEnv):
         return commands(self.pose, self.twist, self._offsets, position, robots.heading)
 
     def _observe(self, robots: Robots) -> dict[str, Any]:
-        given = self.commands(robots)
-        own = [
+        commands = self.commands(robots)
+        own_features = [
             *(robots.own_velocity, robots.spin, robots.gravity),
             *(robots.joints, robots.joint_speeds, self.action),
         ]
-        angle = [given.heading_error.sin(), given.heading_error.cos()]
+        angle = [commands.heading_error.sin(), commands.heading_error.cos()]
         mates = torch.cat(
             [
                 relative(robots.position[..., :2], robots.heading),
@@ -264,15 +268,24 @@ class MjlabEnv(MarlEnv):
             ],
             -1,
         )
-        seen = [*own, given.velocity, given.turn_rate, given.place_error, *angle, mates.flatten(2)]
-        place = rotated(
+        features = [
+            *own_features,
+            commands.velocity,
+            commands.turn_rate,
+            commands.place_error,
+            *angle,
+            mates.flatten(2),
+        ]
+        relative_position = rotated(
             robots.position[..., :2] - self.pose[:, None, :2],
             -self.pose[:, None, 2:].expand_as(robots.heading),
         )
-        state = torch.cat([*own, place, robots.position[..., 2:], *angle], -1).flatten(1)
+        state = torch.cat(
+            [*own_features, relative_position, robots.position[..., 2:], *angle], -1
+        ).flatten(1)
         return {
-            GROUP: {"observation": _bounded(torch.cat(seen, -1))},
-            "state": _bounded(torch.cat([state, self.twist], 1)),
+            GROUP: {"observation": _clamp(torch.cat(features, -1))},
+            "state": _clamp(torch.cat([state, self.twist], 1)),
         }
 
     # ------------------------------------------------------------------------------- drawing
@@ -293,17 +306,17 @@ class MjlabEnv(MarlEnv):
         return Stage("formation", (0.0, 0.0), (half, half), None)
 
 
-def _check(**given: str | None) -> None:
+def _check_names(**names: str | None) -> None:
     known = {"task": TASKS, "robot": sorted(ROBOTS), "formation": sorted(FORMATIONS), "cone": CONES}
-    for what, value in given.items():
-        if value is not None and value not in known[what]:
+    for kind, value in names.items():
+        if value is not None and value not in known[kind]:
             raise ConfigError(
-                f"unknown {what} {quoted(value)} of mjlab; {nearest(value, known[what])}expected "
-                f"one of {', '.join(known[what])}."
+                f"unknown {kind} {quoted(value)} of mjlab; {nearest(value, known[kind])}expected "
+                f"one of {', '.join(known[kind])}."
             )
 
 
-def _axes(quaternion: Tensor) -> Tensor:
+def _rotation_matrices(quaternion: Tensor) -> Tensor:
     """Returns rotation matrices; their columns are the robots' axes.
 
     Shapes:
@@ -318,5 +331,5 @@ def _axes(quaternion: Tensor) -> Tensor:
     return torch.stack(rows, -1).unflatten(-1, (3, 3))
 
 
-def _bounded(x: Tensor) -> Tensor:
+def _clamp(x: Tensor) -> Tensor:
     return x.clamp(-LARGEST, LARGEST)

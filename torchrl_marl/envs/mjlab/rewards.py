@@ -70,16 +70,16 @@ class FormationReward:
             - returns: ``[E, N, 1]``
         """
         return (
-            self.velocity * _bell(velocity_error, self.velocity_width)
-            + self.turn_rate * _bell(turn_rate_error, self.turn_rate_width)
-            + self.upright * _bell(gravity[..., :2], self.upright_width)
-            + self.posture * _bell(joint_error, joint_error.shape[-1])
-            + self.place * _bell(place_error, self.place_width)
+            self.velocity * _gaussian(velocity_error, self.velocity_width)
+            + self.turn_rate * _gaussian(turn_rate_error, self.turn_rate_width)
+            + self.upright * _gaussian(gravity[..., :2], self.upright_width)
+            + self.posture * _gaussian(joint_error, joint_error.shape[-1])
+            + self.place * _gaussian(place_error, self.place_width)
             + self.action_rate * action_change.square().sum(-1, keepdim=True)
             + self.contact * (force > self.contact_force)
         )
 
 
-def _bell(error: Tensor, squared_width: float) -> Tensor:
+def _gaussian(error: Tensor, squared_width: float) -> Tensor:
     """Returns 1 without an error, and less with one."""
     return (-error.square().sum(-1, keepdim=True) / squared_width).exp()

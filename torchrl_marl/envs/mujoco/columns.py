@@ -12,7 +12,7 @@ from torchrl_marl.errors import ConfigError
 
 __all__ = ["Columns", "read_columns"]
 
-_HUGE, _LIMIT = 1e6, 1e3  # a limit is below the second number
+_HUGE_FACTOR, _LARGEST_LIMIT = 1e6, 1e3  # a limit is below the second number
 
 
 class Columns(NamedTuple):
@@ -54,8 +54,8 @@ def read_columns(
         return observe()
 
     order = np.argsort(made_up)
-    plain, large, small = observed(1.0), observed(1e5 * _HUGE), observed(-1e5 * _HUGE)
-    found = {}
+    plain, large, small = observed(1.0), observed(1e5 * _HUGE_FACTOR), observed(-1e5 * _HUGE_FACTOR)
+    columns = {}
     for name, values in plain.items():
         index = order[np.searchsorted(made_up[order], values).clip(max=made_up.size - 1)]
         if not np.array_equal(made_up[index], values):
@@ -63,7 +63,7 @@ def read_columns(
                 f"the observation of {name} has numbers other than {', '.join(fields)}; leave "
                 "settings that change observations at their defaults."
             )
-        high = np.where(large[name] < _LIMIT, large[name], np.inf)
-        low = np.where(small[name] > -_LIMIT, small[name], -np.inf)
-        found[name] = Columns(index, low, high)
-    return found
+        high = np.where(large[name] < _LARGEST_LIMIT, large[name], np.inf)
+        low = np.where(small[name] > -_LARGEST_LIMIT, small[name], -np.inf)
+        columns[name] = Columns(index, low, high)
+    return columns

@@ -15,7 +15,7 @@ from torchrl_marl.envs.scene import AGENT_COLORS, Picture, Shape, Stage
 
 __all__ = ["draw_robot", "view_of"]
 
-_HEIGHT, _WIDTH = 360, 480  # pixels
+_HEIGHT_IN_PIXELS, _WIDTH_IN_PIXELS = 360, 480
 _TORSO, _GROUND = (0.75, 0.72, 0.68), (0.45, 0.45, 0.45)
 
 
@@ -37,22 +37,22 @@ def draw_robot(task: Task, qpos: Tensor) -> Picture:
     data = mujoco.MjData(task.model)
     data.qpos[:] = qpos.cpu().numpy()
     mujoco.mj_forward(task.model, data)
-    renderer = _renderer(task.model)
+    renderer = _make_renderer(task.model)
     if renderer is None:
-        return _shapes(task, data)
-    renderer.update_scene(data, _camera(task))
+        return _draw_shapes(task, data)
+    renderer.update_scene(data, _make_camera(task))
     return renderer.render()
 
 
 def view_of(task: Task) -> Stage:
     """Returns the visible part of the plane, for pictures made of shapes."""
-    half = 1.5 * _size(task.model)
+    half = 1.5 * _robot_radius(task.model)
     center = 0.0 if _is_swimmer(task) else 0.6 * half
     return Stage(task.robot.scenario, (0.0, center), (half, 0.75 * half), None)
 
 
 @functools.cache
-def _size(model: Any) -> float:
+def _robot_radius(model: Any) -> float:
     """Returns the largest distance of a limb's end from the first body, in meters."""
     import mujoco
 
@@ -64,25 +64,25 @@ def _size(model: Any) -> float:
 
 
 @functools.cache
-def _renderer(model: Any) -> Any:
+def _make_renderer(model: Any) -> Any:
     """Returns MuJoCo's renderer, off screen; None without OpenGL."""
     import mujoco
 
     if not (os.environ.get("MUJOCO_GL") or os.environ.get("DISPLAY")):
         return None
     try:
-        return mujoco.Renderer(model, _HEIGHT, _WIDTH)
+        return mujoco.Renderer(model, _HEIGHT_IN_PIXELS, _WIDTH_IN_PIXELS)
     except Exception:  # each platform raises its own error
         return None
 
 
-def _camera(task: Task) -> Any:
+def _make_camera(task: Task) -> Any:
     """Returns a camera that follows the robot from the side."""
     import mujoco
 
     camera = mujoco.MjvCamera()
     camera.type, camera.trackbodyid = mujoco.mjtCamera.mjCAMERA_TRACKING, task.torso
-    camera.distance, camera.azimuth, camera.elevation = 4 * _size(task.model), 90.0, -15.0
+    camera.distance, camera.azimuth, camera.elevation = 4 * _robot_radius(task.model), 90.0, -15.0
     return camera
 
 
@@ -90,12 +90,12 @@ def _is_swimmer(task: Task) -> bool:
     return task.robot.scenario.endswith("Swimmer")
 
 
-def _shapes(task: Task, data: Any) -> list[Shape]:
+def _draw_shapes(task: Task, data: Any) -> list[Shape]:
     """Returns the limbs around the torso, and marks on the ground, one a meter."""
     model, middle = task.model, float(data.xpos[task.torso, 0])
     vertical = 1 if _is_swimmer(task) else 2
     origin = np.array([middle, float(data.xpos[task.torso, 1]) if vertical == 1 else 0.0])
-    colors = _colors(task)
+    colors = _body_colors(task)
     shapes = []
     for geom in np.flatnonzero(model.geom_bodyid > 0).tolist():
         x, y = (data.geom_xpos[geom][[0, vertical]] - origin).tolist()
@@ -105,7 +105,7 @@ def _shapes(task: Task, data: Any) -> list[Shape]:
         turn, length = math.atan2(along[1], along[0]), 2 * half * float(np.hypot(*along))
         size: Any = {"length": length + 2 * radius, "width": 2 * radius}
         shapes.append(Shape(name, "object", "box", x, y, turn, color, **size))
-    reach = math.ceil(1.5 * _size(model))
+    reach = math.ceil(1.5 * _robot_radius(model))
     for meter in range(-reach, reach + 1):
         place, name = round(middle) + meter - middle, f"mark {meter}"
         size = {"length": 0.05, "width": 0.1}
@@ -113,7 +113,7 @@ def _shapes(task: Task, data: Any) -> list[Shape]:
     return shapes
 
 
-def _colors(task: Task) -> dict[int, tuple[float, float, float]]:
+def _body_colors(task: Task) -> dict[int, tuple[float, float, float]]:
     """Returns the color of each body: that of the agent that moves it."""
     model = task.model
     bodies = model.jnt_bodyid[model.actuator_trnid[:, 0]]

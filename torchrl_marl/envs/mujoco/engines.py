@@ -23,7 +23,7 @@ __all__ = ["SCALES", "BatchEngine", "Engine", "advance", "engine_of"]
 
 SCALES = ("mass", "friction", "damping", "strength", "gravity")
 """Parameters of a model that each env may scale."""
-_SCALED = {
+_SCALE_OF_FIELD = {
     "body_mass": "mass",
     "body_inertia": "mass",
     "dof_damping": "damping",
@@ -84,7 +84,7 @@ class BatchEngine:
         self.task = task
         self._lock = threading.Lock()
         self._batches: dict[tuple[int, int, bool], Any] = {}
-        self._scales: dict[Any, np.ndarray] = {}
+        self._applied_scales: dict[Any, np.ndarray] = {}
 
     def advance(
         self, physics: Tensor, torques: Tensor, scales: Tensor, substeps: int
@@ -98,9 +98,9 @@ class BatchEngine:
         model = self.task.model
         parts = physics.split([model.nq, model.nv, model.nv], 1)
         with self._lock:
-            batch = self._batch(len(physics), scales.shape[1] > 0)
+            batch = self._get_batch(len(physics), scales.shape[1] > 0)
             if scales.shape[1]:
-                self._scale(batch, scales.double().numpy())
+                self._apply_scales(batch, scales.double().numpy())
             batch.qpos, batch.qvel, batch.qacc_warmstart = (part.numpy() for part in parts)
             batch.ctrl = torques.numpy()
             if substeps:
@@ -109,10 +109,10 @@ class BatchEngine:
                 batch.forward()
             after = np.concatenate([batch.qpos, batch.qvel, batch.qacc_warmstart], 1)
             none = np.empty((len(physics), 0))
-            fields = [self._read(batch, field, substeps > 0) for field in self.task.fields]
+            fields = [self._read_field(batch, field, substeps > 0) for field in self.task.fields]
             return torch.from_numpy(after), torch.from_numpy(np.concatenate([none, *fields], 1))
 
-    def _batch(self, num_envs: int, scaled: bool) -> Any:
+    def _get_batch(self, num_envs: int, scaled: bool) -> Any:
         """Returns the simulations of a number of envs; only their memory is kept."""
         from mujoco.batch import Batch
 
@@ -123,28 +123,30 @@ class BatchEngine:
             self._batches[*size, scaled] = Batch(self.task.model, *size, persistent=keep)
         return self._batches[*size, scaled]
 
-    def _scale(self, batch: Any, scales: np.ndarray) -> None:
+    def _apply_scales(self, batch: Any, scales: np.ndarray) -> None:
         """Gives each env the model's parameters times its scales."""
-        before = self._scales.get(batch, np.zeros_like(scales))
-        changed = (before != scales).any(1).nonzero()[0]
+        applied = self._applied_scales.get(batch, np.zeros_like(scales))
+        changed = (applied != scales).any(1).nonzero()[0]
         if not len(changed):
             return
         model, factors = self.task.model, dict(zip(SCALES, scales[changed].T))
-        for field, scale in _SCALED.items():
-            own = operator.attrgetter(field)(model)
-            batch.expand(field)[changed] = own * factors[scale].reshape(-1, *(1,) * own.ndim)
+        for field, scale in _SCALE_OF_FIELD.items():
+            nominal = operator.attrgetter(field)(model)
+            batch.expand(field)[changed] = nominal * factors[scale].reshape(
+                -1, *(1,) * nominal.ndim
+            )
         sliding = model.geom_friction[:, 0] * factors["friction"][:, None]
         batch.expand("geom_friction")[changed, :, 0] = sliding
         batch.set_const(changed)
-        self._scales[batch] = scales.copy()
+        self._applied_scales[batch] = scales.copy()
 
-    def _read(self, batch: Any, field: str, stepped: bool) -> np.ndarray:
+    def _read_field(self, batch: Any, field: str, stepped: bool) -> np.ndarray:
         """Returns a field of all envs, ``[E, *]``."""
         if field != "cfrc_ext":
             return getattr(batch, field).reshape(batch.nsim, -1)
-        return self._forces(batch, stepped)
+        return self._contact_forces(batch, stepped)
 
-    def _forces(self, batch: Any, stepped: bool) -> np.ndarray:
+    def _contact_forces(self, batch: Any, stepped: bool) -> np.ndarray:
         """Returns the external forces on the bodies; 0 at a reset, as in Gymnasium.
 
         They are no part of a step of the physics, so they are computed after it.
@@ -153,7 +155,7 @@ class BatchEngine:
 
         model = self.task.model
         forces = np.zeros((batch.nsim, model.nbody, 6))
-        data = self._scratch
+        data = self._scratch_data
         for env in range(batch.nsim if stepped else 0):
             batch.get_data(env, data)
             mujoco.mj_rnePostConstraint(model, data)
@@ -161,7 +163,7 @@ class BatchEngine:
         return forces.reshape(batch.nsim, -1)
 
     @functools.cached_property
-    def _scratch(self) -> Any:
+    def _scratch_data(self) -> Any:
         import mujoco
 
         return mujoco.MjData(self.task.model)

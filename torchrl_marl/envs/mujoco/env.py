@@ -103,7 +103,7 @@ class MujocoEnv(MarlEnv):
     ) -> None:
         limit = 1000 if max_steps is None else max_steps
         super().__init__(num_envs, max_steps=limit, seed=seed, device=device, check=check)
-        _check(robot, engine, self.device)
+        _check_arguments(robot, engine, self.device)
         if agent_obsk is not None:
             if type(agent_obsk) is not int:
                 raise ConfigError(
@@ -113,10 +113,10 @@ class MujocoEnv(MarlEnv):
         self._kind, self._key = engine, key_of(robot, agent_conf, agent_obsk, settings)
         self._dtype = engine_of(engine, self._key).dtype
         task = build_task(self._key)
-        kinds = _kinds(task)
-        self._seen = tuple(self._constants(_together(kind)) for kind in kinds)
+        kinds = _group_by_kind(task)
+        self._seen = tuple(self._to_tensors(_stack_columns(kind)) for kind in kinds)
         self._names = tuple(kind[0].name for kind in kinds)
-        self._seen_by_critic = self._constants(task.state)
+        self._seen_by_critic = self._to_tensors(task.state)
         order = [actuator for agent in task.agents for actuator in agent.actuators]
         self._order = torch.tensor(order, device=self.device).argsort()
         self._start = torch.tensor(task.start, dtype=self._dtype, device=self.device)
@@ -139,7 +139,7 @@ class MujocoEnv(MarlEnv):
             spec = AgentSpec(name, len(kind), observation, action, agent_names=names)
             self.register_agent(spec, group=GROUP)
 
-    def _constants(self, columns: Columns) -> tuple[Tensor, Tensor, Tensor]:
+    def _to_tensors(self, columns: Columns) -> tuple[Tensor, Tensor, Tensor]:
         index, low, high = (torch.as_tensor(x, device=self.device) for x in columns)
         return index, low.float(), high.float()
 
@@ -173,33 +173,33 @@ class MujocoEnv(MarlEnv):
     # ------------------------------------------------------------------------------ dynamics
 
     def _reset(self, tensordict: TensorDictBase | None) -> dict[str, Any]:
-        task, new = self.task, {"dtype": self._dtype, "device": self.device}
+        task, options = self.task, {"dtype": self._dtype, "device": self.device}
         n_pos, n_vel = task.model.nq, task.model.nv
-        positions = 2 * torch.rand(self.num_envs, n_pos, **new) - 1
+        positions = 2 * torch.rand(self.num_envs, n_pos, **options) - 1
         if task.robot.normal_velocities:
-            velocities = torch.randn(self.num_envs, n_vel, **new)
+            velocities = torch.randn(self.num_envs, n_vel, **options)
         else:
-            velocities = 2 * torch.rand(self.num_envs, n_vel, **new) - 1
-        moved = self._start + task.noise * torch.cat([positions, velocities], 1)
-        physics = torch.cat([moved, torch.zeros(self.num_envs, n_vel, **new)], 1)
-        at_rest = torch.zeros(self.num_envs, task.model.nu, **new)
-        self._advance(physics, at_rest, 0)
+            velocities = 2 * torch.rand(self.num_envs, n_vel, **options) - 1
+        start = self._start + task.noise * torch.cat([positions, velocities], 1)
+        physics = torch.cat([start, torch.zeros(self.num_envs, n_vel, **options)], 1)
+        at_rest = torch.zeros(self.num_envs, task.model.nu, **options)
+        self._simulate(physics, at_rest, 0)
         return self._observe()
 
     def _step(self, tensordict: TensorDictBase) -> dict[str, Any]:
-        task, before = self.task, self._place()
+        task, before = self.task, self._forward_position()
         kinds = self.by_kind(tensordict, GROUP).values()
         actions = torch.cat([kind["action"].flatten(1) for kind in kinds], 1)
         torques = actions[:, self._order].to(self._dtype)
-        self._advance(self.physics, torques, task.frame_skip)
-        velocity = (self._place() - before) / task.seconds
+        self._simulate(self.physics, torques, task.frame_skip)
+        velocity = (self._forward_position() - before) / task.seconds
         qpos, qvel = self._positions_and_velocities()
         healthy = task.reward.healthy(qpos, qvel)
-        reward = task.reward.earned(velocity, torques, healthy, self._field("cfrc_ext"))
+        reward = task.reward.earned(velocity, torques, healthy, self._read_field("cfrc_ext"))
         output = self._observe()
-        output[GROUP]["reward"] = self._of_all(reward.float())
+        output[GROUP]["reward"] = self._expand_to_agents(reward.float())
         if task.reward.terminate_when_unhealthy:
-            output[GROUP]["terminated"] = self._of_all(~healthy)
+            output[GROUP]["terminated"] = self._expand_to_agents(~healthy)
         return output
 
     def restore(self, snapshot: TensorDict) -> None:
@@ -218,14 +218,14 @@ class MujocoEnv(MarlEnv):
             )
         super().restore(snapshot)
 
-    def _advance(self, physics: Tensor, torques: Tensor, substeps: int) -> None:
+    def _simulate(self, physics: Tensor, torques: Tensor, substeps: int) -> None:
         domain = [self._domain[name].unsqueeze(1) for name in SCALES if self._ranges]
         scales = torch.cat([physics[:, :0].float(), *domain], 1)
         self.physics, self.fields = advance(
             physics, torques, scales, self._kind, self._key, substeps
         )
 
-    def _of_all(self, value: Tensor) -> Tensor:
+    def _expand_to_agents(self, value: Tensor) -> Tensor:
         """Returns a value of the robot for each agent, ``[E, N, 1]``."""
         return value.unsqueeze(1).repeat(1, len(self.group_map[GROUP]), 1)
 
@@ -233,7 +233,7 @@ class MujocoEnv(MarlEnv):
         model = self.task.model
         return self.physics[:, : model.nq], self.physics[:, model.nq : model.nq + model.nv]
 
-    def _field(self, name: str) -> Tensor | None:
+    def _read_field(self, name: str) -> Tensor | None:
         """Returns a field that is read after a step, ``[E, *]``; None if it is not."""
         task = self.task
         if name not in task.fields:
@@ -241,25 +241,25 @@ class MujocoEnv(MarlEnv):
         sizes = [task.sizes[field] for field in task.fields]
         return self.fields.split(sizes, 1)[task.fields.index(name)]
 
-    def _place(self) -> Tensor:
+    def _forward_position(self) -> Tensor:
         """Returns the robot's forward position, ``[E, 1]``, in meters."""
-        task, place = self.task, self.task.robot.place
-        if place is None:
+        task, field = self.task, self.task.robot.place
+        if field is None:
             return self.physics[:, :1]
-        bodies = self._field(place)
+        bodies = self._read_field(field)
         assert bodies is not None
         forward = bodies.unflatten(1, (-1, 3))[..., 0]
         # Of the torso; of the humanoid, the center of mass.
-        return forward @ self._weights if place == "xipos" else forward[:, task.torso, None]
+        return forward @ self._weights if field == "xipos" else forward[:, task.torso, None]
 
     def _observe(self) -> dict[str, Any]:
         qpos, qvel = self._positions_and_velocities()
         numbers = torch.cat([qpos, qvel, self.fields], 1).float()
-        seen = [numbers[:, index].clamp(low, high) for index, low, high in self._seen]
-        if len(seen) == 1:
-            group: dict[str, Any] = {"observation": seen[0]}
+        observations = [numbers[:, index].clamp(low, high) for index, low, high in self._seen]
+        if len(observations) == 1:
+            group: dict[str, Any] = {"observation": observations[0]}
         else:
-            group = {name: {"observation": x} for name, x in zip(self._names, seen)}
+            group = {name: {"observation": x} for name, x in zip(self._names, observations)}
         index, low, high = self._seen_by_critic
         return {GROUP: group, "state": numbers[:, index].clamp(low, high)}
 
@@ -278,7 +278,7 @@ class MujocoEnv(MarlEnv):
         return view_of(self.task)
 
 
-def _check(robot: str, engine: str, device: torch.device) -> None:
+def _check_arguments(robot: str, engine: str, device: torch.device) -> None:
     if robot not in ROBOTS:
         raise ConfigError(
             f"unknown robot {quoted(robot)} of mujoco; {nearest(robot, ROBOTS)}expected one of "
@@ -292,13 +292,13 @@ def _check(robot: str, engine: str, device: torch.device) -> None:
         raise MissingExtraError("MuJoCo Warp", "warp")  # its extra has all that MuJoCo needs
 
 
-def _kinds(task: Task) -> list[list[Agent]]:
+def _group_by_kind(task: Task) -> list[list[Agent]]:
     """Returns the agents in kinds: those that follow each other and have the same specs."""
     specs = groupby(task.agents, lambda agent: (len(agent.columns.where), task.bounds(agent)))
     return [list(kind) for _, kind in specs]
 
 
-def _together(kind: list[Agent]) -> Columns:
+def _stack_columns(kind: list[Agent]) -> Columns:
     """Returns the columns of a kind's agents, ``[M, O]``."""
     import numpy as np
 

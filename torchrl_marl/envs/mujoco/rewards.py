@@ -12,7 +12,7 @@ from torch import Tensor
 __all__ = ["Reward"]
 
 Interval = tuple[float, float]
-_ALL: Interval = (-math.inf, math.inf)
+_UNBOUNDED: Interval = (-math.inf, math.inf)
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Reward:
     forward_reward_weight: float = 1.0
     ctrl_cost_weight: float = 0.0
     contact_cost_weight: float = 0.0
-    contact_force_range: Interval = _ALL
-    contact_cost_range: Interval = _ALL
+    contact_force_range: Interval = _UNBOUNDED
+    contact_cost_range: Interval = _UNBOUNDED
     healthy_reward: float = 0.0
     healthy_z_range: Interval | None = None
     healthy_angle_range: Interval | None = None
@@ -63,11 +63,11 @@ class Reward:
         height = qpos[:, 2:3] if self.free else qpos[:, 1:2]
         healthy = torch.ones_like(height, dtype=torch.bool)
         if self.healthy_z_range is not None:
-            healthy = _within(height, self.healthy_z_range)
+            healthy = _is_within(height, self.healthy_z_range)
         if self.healthy_angle_range is not None:
-            healthy = healthy & _within(qpos[:, 2:3], self.healthy_angle_range)
+            healthy = healthy & _is_within(qpos[:, 2:3], self.healthy_angle_range)
         if self.healthy_state_range is not None:
-            healthy = healthy & _within(state[:, 2:], self.healthy_state_range)
+            healthy = healthy & _is_within(state[:, 2:], self.healthy_state_range)
         return healthy & state.isfinite().all(1, keepdim=True)
 
     def earned(
@@ -92,6 +92,6 @@ class Reward:
         return self.forward_reward_weight * velocity + self.healthy_reward * healthy - cost
 
 
-def _within(x: Tensor, interval: Interval) -> Tensor:
+def _is_within(x: Tensor, interval: Interval) -> Tensor:
     low, high = interval
     return ((low < x) & (x < high)).all(1, keepdim=True)

@@ -28,13 +28,13 @@ class Robot:
     """True if initial velocities are normal; otherwise they are uniform."""
 
 
-_FORCES = ("cinert", "cvel", "qfrc_actuator", "cfrc_ext")
+_HUMANOID_FIELDS = ("cinert", "cvel", "qfrc_actuator", "cfrc_ext")
 
 ROBOTS = {
     "ant": Robot("Ant", "4x2", ("cfrc_ext",), "xpos", normal_velocities=True),
     "halfcheetah": Robot("HalfCheetah", "6x1", normal_velocities=True),
     "hopper": Robot("Hopper", "3x1"),
-    "humanoid": Robot("Humanoid", "9|8", _FORCES, "xipos"),
+    "humanoid": Robot("Humanoid", "9|8", _HUMANOID_FIELDS, "xipos"),
     "manysegmentant": Robot("ManySegmentAnt", "2x3", ("cfrc_ext",), "xpos", normal_velocities=True),
     "manysegmentswimmer": Robot("ManySegmentSwimmer", "10x2"),
     "swimmer": Robot("Swimmer", "2x1"),

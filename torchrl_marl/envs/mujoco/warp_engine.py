@@ -23,12 +23,12 @@ except ImportError:
 
 __all__ = ["WarpEngine"]
 
-_CONTACTS = 4  # largest number of contacts, as a multiple of the number of geoms
+_CONTACTS_PER_GEOM = 4  # largest number of contacts, as a multiple of the number of geoms
 _plane_capsule = collision_primitive.plane_capsule
 
 
 @warp.func
-def _along_the_capsule(
+def _contacts_along_capsule(
     normal: warp.vec3,
     point: warp.vec3,
     center: warp.vec3,
@@ -70,7 +70,7 @@ class WarpEngine:
 
     def __init__(self, task: Task) -> None:
         warp.config.quiet = True
-        collision_primitive.plane_capsule = _along_the_capsule
+        collision_primitive.plane_capsule = _contacts_along_capsule
         self.task = task
         self._memories: dict[tuple[int, str], tuple[Any, Any]] = {}
         self._graphs: dict[Any, Any] = {}
@@ -86,50 +86,50 @@ class WarpEngine:
         """
         stream = warp.stream_from_torch() if physics.is_cuda else None
         with warp.ScopedDevice(str(physics.device)), warp.ScopedStream(stream):
-            model, data = self._memory(len(physics), str(physics.device))
+            model, data = self._get_memory(len(physics), str(physics.device))
             state = [data.qpos, data.qvel, data.qacc_warmstart]
             sizes = [x.shape[1] for x in state]
-            for x, own in zip(state, physics.split(sizes, 1)):
-                warp.to_torch(x).copy_(own)
+            for x, part in zip(state, physics.split(sizes, 1)):
+                warp.to_torch(x).copy_(part)
             warp.to_torch(data.ctrl).copy_(torques)
             warp.to_torch(data.overflow).zero_()
-            self._run(model, data, substeps)
+            self._run_kernels(model, data, substeps)
             after = torch.cat([warp.to_torch(x) for x in state], 1)
-            fields = [self._read(data, field, substeps) for field in self.task.fields]
-            lost = warp.to_torch(data.overflow).ne(0).unsqueeze(1)
-            return after.masked_fill(lost, torch.nan), torch.cat([after[:, :0], *fields], 1)
+            fields = [self._read_field(data, field, substeps) for field in self.task.fields]
+            overflowed = warp.to_torch(data.overflow).ne(0).unsqueeze(1)
+            return after.masked_fill(overflowed, torch.nan), torch.cat([after[:, :0], *fields], 1)
 
-    def _memory(self, num_envs: int, device: str) -> tuple[Any, Any]:
+    def _get_memory(self, num_envs: int, device: str) -> tuple[Any, Any]:
         """Returns model and data of a number of envs; only their memory is kept."""
         key = num_envs, device
         if key not in self._memories:
-            self._memories[key] = self._allocated(num_envs)
+            self._memories[key] = self._allocate(num_envs)
         return self._memories[key]
 
-    def _allocated(self, num_envs: int) -> tuple[Any, Any]:
+    def _allocate(self, num_envs: int) -> tuple[Any, Any]:
         model = self.task.model
         at_rest = mujoco.MjData(model)
         mujoco.mj_forward(model, at_rest)
-        contacts = _CONTACTS * model.ngeom
+        contacts = _CONTACTS_PER_GEOM * model.ngeom
         # A contact has up to four constraints, and a joint two limits.
         capacity = {"nconmax": contacts, "njmax": 4 * contacts + 2 * model.njnt}
         data = mujoco_warp.put_data(model, at_rest, nworld=num_envs, **capacity)
         return mujoco_warp.put_model(model), data
 
-    def _run(self, model: Any, data: Any, substeps: int) -> None:
+    def _run_kernels(self, model: Any, data: Any, substeps: int) -> None:
         device = data.qpos.device
         if not device.is_cuda or torch.cuda.is_current_stream_capturing():
-            self._launch(model, data, substeps)
+            self._launch_kernels(model, data, substeps)
             return
         key = data, substeps
         if key not in self._graphs:
-            self._launch(model, data, 0)  # loads the kernels
+            self._launch_kernels(model, data, 0)  # loads the kernels
             with warp.ScopedCapture() as capture:
-                self._launch(model, data, substeps)
+                self._launch_kernels(model, data, substeps)
             self._graphs[key] = capture.graph
         warp.capture_launch(self._graphs[key])
 
-    def _launch(self, model: Any, data: Any, substeps: int) -> None:
+    def _launch_kernels(self, model: Any, data: Any, substeps: int) -> None:
         for _ in range(substeps):
             mujoco_warp.step(model, data)
         if not substeps:
@@ -137,7 +137,7 @@ class WarpEngine:
         if "cfrc_ext" in self.task.fields:
             mujoco_warp.rne_postconstraint(model, data)
 
-    def _read(self, data: Any, field: str, substeps: int) -> Tensor:
+    def _read_field(self, data: Any, field: str, substeps: int) -> Tensor:
         """Returns a field of all envs, ``[E, *]``; forces are 0 at a reset, as in Gymnasium."""
         values = warp.to_torch(getattr(data, field)).flatten(1)
         return values.clone() if substeps or field != "cfrc_ext" else torch.zeros_like(values)

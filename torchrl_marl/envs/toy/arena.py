@@ -107,28 +107,28 @@ class Arena(MarlEnv):
         **kwargs: Any,
     ) -> None:
         super().__init__(num_envs, **kwargs)
-        self.numbers = self._read_numbers(n_agents)
+        self.numbers = self._read_team_sizes(n_agents)
         n_agents = self.numbers[-1]
         self.n_agents, self.n_actions, self.n_kinds = n_agents, n_actions, kinds
         self.lives_at_start, self.has_action_mask = lives, action_mask
         self.continuous_actions, self.hybrid_actions = continuous_actions, hybrid_actions
         self.categorical_actions = categorical_actions
         self.respawn, self.respawns = respawn, respawn > 0
-        self._check(n_groups, years, late_spawn)
+        self._check_arguments(n_groups, years, late_spawn)
         agents = torch.arange(n_agents, device=self.device)
         self.spans, self.births = years * (agents + 1), late_spawn * agents
         size = n_agents // n_groups
-        rows = size // 2 * (kinds - 1)
+        n_novices = size // 2 * (kinds - 1)
         self.choices = torch.full_like(agents, n_actions)
         for i in range(n_groups):
             suffix = "" if n_groups == 1 else f"_{i}"
-            self._register(f"agent{suffix}", size - rows, n_actions, f"agents{suffix}")
-            if rows:
-                self._register(f"novice{suffix}", rows, n_actions // 2, f"agents{suffix}")
-                self.choices[(i + 1) * size - rows : (i + 1) * size] = n_actions // 2
-        self.register_state(Unbounded((n_agents * (self._n_cues(n_actions) + 2),)))
+            self._register_kind(f"agent{suffix}", size - n_novices, n_actions, f"agents{suffix}")
+            if n_novices:
+                self._register_kind(f"novice{suffix}", n_novices, n_actions // 2, f"agents{suffix}")
+                self.choices[(i + 1) * size - n_novices : (i + 1) * size] = n_actions // 2
+        self.register_state(Unbounded((n_agents * (self._cue_size(n_actions) + 2),)))
 
-    def _register(self, name: str, n_agents: int, n_actions: int, group: str) -> None:
+    def _register_kind(self, name: str, n_agents: int, n_actions: int, group: str) -> None:
         answer: TensorSpec = Categorical(n_actions)
         if self.hybrid_actions:
             from torchrl_marl.specs import Hybrid
@@ -138,15 +138,15 @@ class Arena(MarlEnv):
             answer = Bounded(-1, 1, (1,))
         elif not self.categorical_actions:
             answer = OneHot(n_actions)
-        seen = Unbounded((self._n_cues(n_actions) + 2,))
+        observation = Unbounded((self._cue_size(n_actions) + 2,))
         mask = self.has_action_mask
-        self.register_agent(AgentSpec(name, n_agents, seen, answer, action_mask=mask), group)
+        self.register_agent(AgentSpec(name, n_agents, observation, answer, action_mask=mask), group)
 
-    def _n_cues(self, n_actions: int) -> int:
+    def _cue_size(self, n_actions: int) -> int:
         return 1 if self.continuous_actions else n_actions + self.hybrid_actions
 
     @staticmethod
-    def _read_numbers(n_agents: int | Sequence[int]) -> range:
+    def _read_team_sizes(n_agents: int | Sequence[int]) -> range:
         """Returns the numbers of agents that an episode may have."""
         given = [n_agents, n_agents] if isinstance(n_agents, int) else list(n_agents)
         if len(given) != 2 or given[0] > given[1]:
@@ -157,7 +157,7 @@ class Arena(MarlEnv):
         check_least("Arena", n_agents=(given[0], 1))
         return range(given[0], given[1] + 1)
 
-    def _check(self, n_groups: int, years: int, late_spawn: int) -> None:
+    def _check_arguments(self, n_groups: int, years: int, late_spawn: int) -> None:
         masked = self.has_action_mask
         check_least("Arena", n_groups=(n_groups, 1))
         check_least("Arena", n_actions=(self.n_actions, (3 if masked else 2) * self.n_kinds))
@@ -187,17 +187,17 @@ class Arena(MarlEnv):
     # ------------------------------------------------------------------------- known returns
 
     @property
-    def _longest(self) -> list[int]:
+    def _max_lifetimes(self) -> list[int]:
         limit = math.inf if self.max_steps is None else self.max_steps
-        lives = zip(self.births.tolist(), self.spans.tolist())
-        return [int(min(span, max(limit - birth, 0))) for birth, span in lives]
+        lifetimes = zip(self.births.tolist(), self.spans.tolist())
+        return [int(min(span, max(limit - birth, 0))) for birth, span in lifetimes]
 
     @property
     def optimal_return(self) -> float:
         """Return of the best joint policy."""
-        return self._mean_of_teams(self._longest)
+        return self._average_over_team_sizes(self._max_lifetimes)
 
-    def _mean_of_teams(self, returns: Sequence[float]) -> float:
+    def _average_over_team_sizes(self, returns: Sequence[float]) -> float:
         """Returns the mean over the agents of a team, averaged over all numbers of agents."""
         return sum(sum(returns[:n]) / n for n in self.numbers) / len(self.numbers)
 
@@ -205,29 +205,32 @@ class Arena(MarlEnv):
     def random_return(self) -> float:
         """Expected return of the policy that chooses legal answers uniformly at random."""
         returns = []
-        for span, n_actions in zip(self._longest, self.choices.tolist()):
+        for span, n_actions in zip(self._max_lifetimes, self.choices.tolist()):
             # The distance d of two uniform numbers in [-1, 1] has density (2 - d) / 2.
-            wrong, earned = 9 / 16, 5 / 12
+            p_wrong, earned = 9 / 16, 5 / 12
             if self.hybrid_actions:
-                wrong, earned = 1 - (1 - wrong) / n_actions, earned / n_actions
+                p_wrong, earned = 1 - (1 - p_wrong) / n_actions, earned / n_actions
             elif not self.continuous_actions:
                 earned = 1 / (n_actions - self.has_action_mask)
-                wrong = 1 - earned
-            returns.append(earned * sum(self._chances_to_live(span, wrong)))
-        return self._mean_of_teams(returns)
+                p_wrong = 1 - earned
+            returns.append(earned * sum(self._survival_probabilities(span, p_wrong)))
+        return self._average_over_team_sizes(returns)
 
-    def _chances_to_live(self, span: int, wrong: float) -> Iterator[float]:
-        """Yields the probability that an agent lives in each step, if it often answers wrongly."""
-        chances = [1.0] + [0.0] * (self.lives_at_start - 1)  # by the number of lost lives
-        away = [0.0] * self.respawn  # by the number of missed steps
+    def _survival_probabilities(self, span: int, p_wrong: float) -> Iterator[float]:
+        """Yields the probability that an agent is alive in each step."""
+        alive = [1.0] + [0.0] * (self.lives_at_start - 1)  # by number of lost lives
+        respawning = [0.0] * self.respawn  # by number of missed steps
         for _ in range(span):
-            yield sum(chances)
-            killed = wrong * chances[-1]
-            lost = [0.0, *(wrong * chance for chance in chances[:-1])]
-            chances = [(1 - wrong) * chance + more for chance, more in zip(chances, lost)]
-            if away:
-                chances[0] += away[-1]
-                away = [killed, *away[:-1]]
+            yield sum(alive)
+            died = p_wrong * alive[-1]
+            lost_life = [0.0, *(p_wrong * probability for probability in alive[:-1])]
+            alive = [
+                (1 - p_wrong) * probability + arrived
+                for probability, arrived in zip(alive, lost_life)
+            ]
+            if respawning:
+                alive[0] += respawning[-1]
+                respawning = [died, *respawning[:-1]]
 
     # ------------------------------------------------------------------------------ dynamics
 
@@ -240,30 +243,30 @@ class Arena(MarlEnv):
         if len(self.numbers) > 1:
             least, most = self.numbers[0], self.numbers[-1]
             self.size = torch.randint_like(self.size, least, most + 1)
-            there = torch.arange(self.n_agents, device=self.device) < self.size
-            self.lives, self.years = self.lives * there, self.years * there
+            exists = torch.arange(self.n_agents, device=self.device) < self.size
+            self.lives, self.years = self.lives * exists, self.years * exists
         return self._observe()
 
     def _step(self, tensordict: TensorDictBase) -> dict[str, Any]:
         alive = self.alive
-        earned, right = self._judge(self._answers(tensordict))
+        rewards, right = self._score_answers(self._read_answers(tensordict))
         self.lives = self.lives - (alive & ~right).long()
         self.years = self.years - (self.waits == 0).long()
         self.waits = (self.waits - 1).clamp_min(0)
         if self.respawns:
-            self._bring_back(killed=alive & (self.lives <= 0))
-        reward = torch.where(alive, earned, 0.0)
+            self._respawn_agents(killed=alive & (self.lives <= 0))
+        reward = torch.where(alive, rewards, 0.0)
         if len(self.numbers) > 1:
             reward = reward * (self.n_agents / self.size)
-        reward = reward.mean(1, keepdim=True).expand_as(earned)
+        reward = reward.mean(1, keepdim=True).expand_as(rewards)
         dead = (self.lives <= 0) | (self.years <= 0)
-        out = self._observe(reward=reward.unsqueeze(-1), terminated=dead.unsqueeze(-1))
+        output = self._observe(reward=reward.unsqueeze(-1), terminated=dead.unsqueeze(-1))
         if self.respawns:
-            out["terminated"] = (self.years <= 0).all(1, keepdim=True)
-        return out
+            output["terminated"] = (self.years <= 0).all(1, keepdim=True)
+        return output
 
-    def _bring_back(self, killed: Tensor) -> None:
-        """Counts the steps that agents still miss, ``[E, N]``; gives those back all lives."""
+    def _respawn_agents(self, killed: Tensor) -> None:
+        """Counts down the steps that dead agents miss, and then restores their lives."""
         self.lives = torch.where(self.away == 1, self.lives_at_start, self.lives)
         self.away = torch.where(killed, self.respawn, (self.away - 1).clamp_min(0))
 
@@ -272,46 +275,50 @@ class Arena(MarlEnv):
         """Returns a mask of living agents, ``[E, N]``."""
         return (self.lives > 0) & (self.years > 0) & (self.waits == 0)
 
-    def _answers(self, tensordict: TensorDictBase) -> Tensor:
+    def _read_answers(self, tensordict: TensorDictBase) -> Tensor:
         """Returns the answers of all agents, ``[E, N]``; hybrid ones ``[E, N, 2]``."""
         kinds = [x for name in self.group_map for x in self.by_kind(tensordict, name).values()]
-        answers = [own["action"] for own in kinds]
+        answers = [kind["action"] for kind in kinds]
         if self.continuous_actions:
             answers = [x.squeeze(-1) for x in answers]
         elif not self.categorical_actions:
             answers = [x.long().argmax(-1) for x in answers]
         return torch.cat(answers, 1)
 
-    def _judge(self, answer: Tensor) -> tuple[Tensor, Tensor]:
+    def _score_answers(self, answer: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the rewards ``[E, N]`` of the answers, and a mask ``[E, N]`` of right answers."""
         if self.hybrid_actions:
-            right, distance = answer[..., 0] == self.cue, (answer[..., 1] - self.level).abs()
-            return right * (1 - distance).clamp_min(0.0), right & (distance <= 0.5)
+            is_right, distance = answer[..., 0] == self.cue, (answer[..., 1] - self.level).abs()
+            return is_right * (1 - distance).clamp_min(0.0), is_right & (distance <= 0.5)
         if self.continuous_actions:
             distance = (answer - self.cue).abs()
             return (1 - distance).clamp_min(0.0), distance <= 0.5
-        right = answer == self.cue
-        return right.float(), right
+        is_right = answer == self.cue
+        return is_right.float(), is_right
 
     def _observe(self, **leaves: Tensor) -> dict[str, Any]:
         alive = self.alive
         cue = self._draw_cues()
-        left = torch.stack([self.lives / self.lives_at_start, self.years / self.spans], -1)
-        seen = torch.where(alive.unsqueeze(-1), torch.cat([cue, left], -1), 0.0)
-        leaves |= {"observation": seen, "mask": alive}
+        remaining = torch.stack([self.lives / self.lives_at_start, self.years / self.spans], -1)
+        observation = torch.where(alive.unsqueeze(-1), torch.cat([cue, remaining], -1), 0.0)
+        leaves |= {"observation": observation, "mask": alive}
         if self.has_action_mask:
-            leaves["action_mask"] = self._draw_legal() & alive.unsqueeze(-1)
-        out: dict[str, Any] = {"state": seen.flatten(1)}
-        for group, kind, place, n in self._places():
-            own = {key: x[:, place] for key, x in leaves.items()}
-            if n < self.n_actions:
-                own["observation"] = torch.cat([seen[:, place, :n], seen[:, place, -2:]], -1)
+            leaves["action_mask"] = self._draw_action_mask() & alive.unsqueeze(-1)
+        output: dict[str, Any] = {"state": observation.flatten(1)}
+        for group, kind, agents, n_actions in self._kind_slices():
+            kind_leaves = {key: x[:, agents] for key, x in leaves.items()}
+            if n_actions < self.n_actions:
+                kind_leaves["observation"] = torch.cat(
+                    [observation[:, agents, :n_actions], observation[:, agents, -2:]], -1
+                )
                 if self.has_action_mask:
-                    own["action_mask"] = own["action_mask"][..., :n]
-            out.setdefault(group, {}).update(own if self.n_kinds == 1 else {kind: own})
-        return out
+                    kind_leaves["action_mask"] = kind_leaves["action_mask"][..., :n_actions]
+            output.setdefault(group, {}).update(
+                kind_leaves if self.n_kinds == 1 else {kind: kind_leaves}
+            )
+        return output
 
-    def _places(self) -> Iterator[tuple[str, str, slice, int]]:
+    def _kind_slices(self) -> Iterator[tuple[str, str, slice, int]]:
         """Yields for each kind: group, name, slice of the agents, and number of its answers."""
         start = 0
         for group, kinds in self.group_kinds.items():
@@ -326,18 +333,18 @@ class Arena(MarlEnv):
             self.cue = 2 * torch.rand(shape, device=self.device) - 1
             return self.cue.unsqueeze(-1)
         # A multiple of every kind's number of answers, so that all answers are equally likely.
-        several = math.lcm(self.n_actions, self.n_actions // self.n_kinds)
-        self.cue = torch.randint(several, shape, device=self.device) % self.choices
+        multiple = math.lcm(self.n_actions, self.n_actions // self.n_kinds)
+        self.cue = torch.randint(multiple, shape, device=self.device) % self.choices
         cue = one_hot(self.cue, self.n_actions).float()
         if not self.hybrid_actions:
             return cue
         self.level = 2 * torch.rand(shape, device=self.device) - 1
         return torch.cat([cue, self.level.unsqueeze(-1)], -1)
 
-    def _draw_legal(self) -> Tensor:
-        several = math.lcm(self.n_actions - 1, self.n_actions // self.n_kinds - 1)
-        drawn = torch.randint(several, self.cue.shape, device=self.device)
-        illegal = (self.cue + 1 + drawn % (self.choices - 1)) % self.choices
+    def _draw_action_mask(self) -> Tensor:
+        multiple = math.lcm(self.n_actions - 1, self.n_actions // self.n_kinds - 1)
+        offsets = torch.randint(multiple, self.cue.shape, device=self.device)
+        illegal = (self.cue + 1 + offsets % (self.choices - 1)) % self.choices
         return ~one_hot(illegal, self.n_actions).bool()
 
     # ------------------------------------------------------------------------------- drawing
@@ -345,10 +352,12 @@ class Arena(MarlEnv):
     def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
         """Returns a drawing of the agents with their cues; above each agent is its last answer."""
         alive, cue = self.alive[index].tolist(), self.cue[index].tolist()
-        shown = [f"{x:.1f}" if self.continuous_actions else str(x) for x in cue]
+        cues = [f"{x:.1f}" if self.continuous_actions else str(x) for x in cue]
         if self.hybrid_actions:
-            shown = [f"{x}, {y:.1f}" for x, y in zip(cue, self.level[index].tolist())]
-        inside = [word if lives else "" for word, lives in zip(shown, alive)]
-        left = zip(alive, self.lives[index].tolist(), self.years[index].tolist())
-        below = [f"{n}♥, {years} left" if lives else "" for lives, n, years in left]
+            cues = [f"{x}, {y:.1f}" for x, y in zip(cue, self.level[index].tolist())]
+        inside = [label if is_alive else "" for label, is_alive in zip(cues, alive)]
+        counts = zip(alive, self.lives[index].tolist(), self.years[index].tolist())
+        below = [
+            f"{n_lives}♥, {years} left" if is_alive else "" for is_alive, n_lives, years in counts
+        ]
         return row(self, inside, actions_in(self, step), below)

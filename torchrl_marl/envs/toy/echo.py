@@ -21,7 +21,7 @@ from torchrl_marl.envs.toy.scenes import actions_in, earned_in, row
 
 __all__ = ["Echo"]
 
-_NEVER = 2**31
+_NEVER_DIES = 2**31
 
 
 class Echo(MarlEnv):
@@ -85,28 +85,28 @@ class Echo(MarlEnv):
         check_least("Echo", hop=(hop, 0), late_spawn=(late_spawn, 0), years=(years, 0))
         agents = torch.arange(n_agents, device=self.device)
         self.births = late_spawn * agents
-        self.deaths = self.births + (years * (agents + 1) if years else _NEVER)
+        self.deaths = self.births + (years * (agents + 1) if years else _NEVER_DIES)
         n_state = (1 + answers) * n_agents * n_symbols
         declare_team(self, n_agents, n_symbols + n_agents, n_symbols, n_state)
 
     # ------------------------------------------------------------------------- known returns
 
     @property
-    def _scored(self) -> float:
+    def _n_scored_answers(self) -> float:
         """Mean number of answers of an agent in an episode that can earn a reward."""
         limit = math.inf if self.max_steps is None else self.max_steps
-        last = torch.where(self.deaths < _NEVER, self.deaths, math.inf).clamp_max(limit)
+        last = torch.where(self.deaths < _NEVER_DIES, self.deaths, math.inf).clamp_max(limit)
         return (last - self.births.clamp_min(self.lag)).clamp_min(0).mean().item()
 
     @property
     def optimal_return(self) -> float:
         """Return of the best joint policy."""
-        return self._scored
+        return self._n_scored_answers
 
     @property
     def random_return(self) -> float:
         """Expected return of the uniform random policy."""
-        return self._scored / self.n_symbols
+        return self._n_scored_answers / self.n_symbols
 
     # ------------------------------------------------------------------------------ dynamics
 
@@ -128,33 +128,39 @@ class Echo(MarlEnv):
         return (self.clock >= self.births) & (self.clock < self.deaths)
 
     def _observe(self, **leaves: Tensor) -> dict[str, Any]:
-        n, alive = self.n_agents, self.alive
-        symbols = torch.randint(self.n_symbols, (self.num_envs, n), device=self.device)
-        answer = self._asked_for(symbols).unsqueeze(-1)
-        self.answers = torch.cat([self.answers[..., 1:], answer], -1)
-        identity = torch.eye(n, device=self.device).expand(self.num_envs, n, n)
-        shown = one_hot(symbols, self.n_symbols) * alive.unsqueeze(-1)
-        born = (self.clock >= self.births).expand(self.num_envs, n)
-        own = {"observation": torch.cat([shown.float(), identity], -1), "mask": born, **leaves}
-        known = [shown, self._next_answers()] if self.tells else [shown]
-        return {"agents": own, "state": torch.cat(known, -1).flatten(1).float()}
+        n_agents, alive = self.n_agents, self.alive
+        symbols = torch.randint(self.n_symbols, (self.num_envs, n_agents), device=self.device)
+        answers = self._symbols_to_name(symbols).unsqueeze(-1)
+        self.answers = torch.cat([self.answers[..., 1:], answers], -1)
+        identity = torch.eye(n_agents, device=self.device).expand(self.num_envs, n_agents, n_agents)
+        encoded_symbols = one_hot(symbols, self.n_symbols) * alive.unsqueeze(-1)
+        born = (self.clock >= self.births).expand(self.num_envs, n_agents)
+        agents = {
+            "observation": torch.cat([encoded_symbols.float(), identity], -1),
+            "mask": born,
+            **leaves,
+        }
+        state = [encoded_symbols, self._encode_next_answers()] if self.tells else [encoded_symbols]
+        return {"agents": agents, "state": torch.cat(state, -1).flatten(1).float()}
 
-    def _next_answers(self) -> Tensor:
+    def _encode_next_answers(self) -> Tensor:
         """Returns this step's right answers, one-hot ``[E, N, K]``; zeros where none exists."""
-        due = self.answers[..., 0]
-        return one_hot(due.clamp_min(0), self.n_symbols) * (due >= 0).unsqueeze(-1)
+        answers = self.answers[..., 0]
+        return one_hot(answers.clamp_min(0), self.n_symbols) * (answers >= 0).unsqueeze(-1)
 
-    def _asked_for(self, symbols: Tensor) -> Tensor:
+    def _symbols_to_name(self, symbols: Tensor) -> Tensor:
         """Returns the symbols that the agents must name ``lag`` steps later, ``[E, N]``."""
-        n, alive = self.n_agents, self.alive
+        n_agents, alive = self.n_agents, self.alive
         answer = torch.zeros_like(symbols)
         if self.hop == 0:
             return torch.where(alive, symbols, answer)
-        met = torch.zeros_like(symbols)  # number of living agents passed so far
-        for places in range(1, n):
-            there = alive.roll(-places, 1)
-            met = met + there
-            answer = torch.where(there & (met == self.hop), symbols.roll(-places, 1), answer)
+        n_passed = torch.zeros_like(symbols)  # number of living agents passed so far
+        for offset in range(1, n_agents):
+            is_alive = alive.roll(-offset, 1)
+            n_passed = n_passed + is_alive
+            answer = torch.where(
+                is_alive & (n_passed == self.hop), symbols.roll(-offset, 1), answer
+            )
         return torch.where(alive, answer, 0)
 
     # ------------------------------------------------------------------------------- drawing
@@ -163,9 +169,12 @@ class Echo(MarlEnv):
         """Returns a drawing of agents with their symbols; right answers above them are green."""
         seen = self._episode["given"]["agents"]["observation"][index, :, : self.n_symbols]
         symbols = seen.argmax(-1).tolist()
-        inside = [chr(65 + s) if a else "" for s, a in zip(symbols, self.alive[index].tolist())]
-        asked = self.answers[index, :, 0].tolist()
-        below = [f"asked: {chr(65 + s)}" if s >= 0 else "" for s in asked]
-        said = [chr(65 + int(word)) if word else "" for word in actions_in(self, step)]
+        inside = [
+            chr(65 + symbol) if is_alive else ""
+            for symbol, is_alive in zip(symbols, self.alive[index].tolist())
+        ]
+        answers = self.answers[index, :, 0].tolist()
+        below = [f"asked: {chr(65 + symbol)}" if symbol >= 0 else "" for symbol in answers]
+        said = [chr(65 + int(action)) if action else "" for action in actions_in(self, step)]
         good = [value > 0 for value in earned_in(self, step)]
         return row(self, inside, said, below, good)

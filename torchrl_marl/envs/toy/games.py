@@ -39,7 +39,7 @@ ZERO_SUM_PAYOFFS = {
 }
 
 
-def _payoff_of(env: MarlEnv, payoff: Any, known: Mapping[str, list]) -> Tensor:
+def _read_payoff(env: MarlEnv, payoff: Any, known: Mapping[str, list]) -> Tensor:
     """Returns as a tensor a payoff matrix that is given by its name or as nested lists."""
     if isinstance(payoff, str) and payoff not in known:
         raise ConfigError(
@@ -84,7 +84,7 @@ class MatrixGame(MarlEnv):
         self, num_envs: int, *, payoff: str | Sequence[Any] | Tensor = "climbing", **kwargs: Any
     ) -> None:
         super().__init__(num_envs, **kwargs)
-        self.payoff = _payoff_of(self, payoff, PAYOFFS)
+        self.payoff = _read_payoff(self, payoff, PAYOFFS)
         n, sizes = self.payoff.ndim, set(self.payoff.shape)
         if len(sizes) != 1:
             raise ConfigError(
@@ -108,10 +108,10 @@ class MatrixGame(MarlEnv):
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
         reward = self.payoff[tensordict["agents", "action"].unbind(-1)]
-        out = self._observe()
-        out["agents", "reward"] = reward.view(-1, 1, 1).repeat(1, self.payoff.ndim, 1)
-        out["terminated"] = torch.ones(self.num_envs, 1, dtype=torch.bool, device=self.device)
-        return out
+        output = self._observe()
+        output["agents", "reward"] = reward.view(-1, 1, 1).repeat(1, self.payoff.ndim, 1)
+        output["terminated"] = torch.ones(self.num_envs, 1, dtype=torch.bool, device=self.device)
+        return output
 
     def _observe(self) -> TensorDict:
         identity = torch.eye(self.payoff.ndim, device=self.device)
@@ -127,10 +127,10 @@ class MatrixGame(MarlEnv):
 
     def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
         """Returns a drawing of the payoff matrix, with the chosen entry marked."""
-        did = actions_in(self, step)
+        actions = actions_in(self, step)
         if self.payoff.ndim != 2:
-            return row(self, [str(i) for i in range(self.payoff.ndim)], did)
-        chosen = None if step is None else (int(did[0]), int(did[1]))
+            return row(self, [str(i) for i in range(self.payoff.ndim)], actions)
+        chosen = None if step is None else (int(actions[0]), int(actions[1]))
         middle = -(self.payoff.shape[0] - 1) / 2
         shapes = players(self, ["", ""], [(-1.2, middle), (-middle, 1.3)])
         return shapes + matrix(self.payoff, chosen)
@@ -187,29 +187,31 @@ class TwoStepGame(MarlEnv):
         reward = self.payoff[self.place, first, second]
         ended = self.place > 0
         self.place = torch.where(ended, self.place, 1 + first)
-        out = self._observe()
-        out["agents", "reward"] = reward.view(-1, 1, 1).repeat(1, 2, 1)
-        out["terminated"] = ended.unsqueeze(-1)
-        return out
+        output = self._observe()
+        output["agents", "reward"] = reward.view(-1, 1, 1).repeat(1, 2, 1)
+        output["terminated"] = ended.unsqueeze(-1)
+        return output
 
     def _observe(self) -> TensorDict:
         state = one_hot(self.place, 3).float()
         identity = torch.eye(2, device=self.device).repeat(self.num_envs, 1, 1)
-        seen = torch.cat([state.unsqueeze(1).expand(-1, 2, -1), identity], -1)
-        return TensorDict({"agents": {"observation": seen}, "state": state}, [self.num_envs])
+        observation = torch.cat([state.unsqueeze(1).expand(-1, 2, -1), identity], -1)
+        return TensorDict({"agents": {"observation": observation}, "state": state}, [self.num_envs])
 
     # ------------------------------------------------------------------------------- drawing
 
     def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
         """Returns a drawing of both matrices; after the first step, of the chosen matrix only."""
-        did, place = actions_in(self, step), int(self.place[index])
-        chosen = None if step is None else (int(did[0]), int(did[1]))
+        actions, place = actions_in(self, step), int(self.place[index])
+        chosen = None if step is None else (int(actions[0]), int(actions[1]))
         shapes = players(self, ["", ""], [(-1.2, -0.5), (0.5, 1.3)])
         ended = step is not None and bool(step.get(("next", "done")).any())
         for i, left in ((1, 0.0), (2, 3.0)):
-            there = chosen if ended and place == i else None
-            cells = matrix(self.payoff[i], there, left=left, name=f"game {i}")
-            shapes += [c if place in (0, i) else dataclasses.replace(c, text="") for c in cells]
+            marked = chosen if ended and place == i else None
+            cells = matrix(self.payoff[i], marked, left=left, name=f"game {i}")
+            shapes += [
+                cell if place in (0, i) else dataclasses.replace(cell, text="") for cell in cells
+            ]
         return shapes
 
 
@@ -253,7 +255,7 @@ class ZeroSum(MarlEnv):
         **kwargs: Any,
     ) -> None:
         super().__init__(num_envs, **kwargs)
-        self.payoff = _payoff_of(self, payoff, ZERO_SUM_PAYOFFS)
+        self.payoff = _read_payoff(self, payoff, ZERO_SUM_PAYOFFS)
         if self.payoff.ndim != 2 or min(self.payoff.shape) < 2:
             raise ConfigError(
                 f"ZeroSum: payoff has shape {list(self.payoff.shape)}, expected [M, K] with two or "
@@ -293,13 +295,13 @@ class ZeroSum(MarlEnv):
         Shapes:
             - returns: ``[M]`` and ``[K]``, float64
         """
-        seen = {"observation": torch.ones(copies, 1, 1, device=self.device)}
-        seen["mask"] = torch.ones(copies, 1, dtype=torch.bool, device=self.device)
-        groups = {name: TensorDict(seen, [copies, 1]) for name in self.group_map}
+        inputs = {"observation": torch.ones(copies, 1, 1, device=self.device)}
+        inputs["mask"] = torch.ones(copies, 1, dtype=torch.bool, device=self.device)
+        groups = {name: TensorDict(inputs, [copies, 1]) for name in self.group_map}
         with torch.no_grad(), set_exploration_type(ExplorationType.RANDOM):
-            acted = policy(TensorDict(groups, [copies], device=self.device))
+            output = policy(TensorDict(groups, [copies], device=self.device))
         first, second = (
-            action_probabilities(acted, name, n).squeeze(0)
+            action_probabilities(output, name, n).squeeze(0)
             for name, n in zip(groups, self.payoff.shape)
         )
         return first, second
@@ -337,8 +339,8 @@ class ZeroSum(MarlEnv):
 
     def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
         """Returns a drawing of the first side's payoff matrix, with the chosen entry marked."""
-        did = actions_in(self, step)
-        chosen = None if step is None else (int(did[0]), int(did[1]))
+        actions = actions_in(self, step)
+        chosen = None if step is None else (int(actions[0]), int(actions[1]))
         shapes = players(self, ["", ""], [(-1.2, -1.0), (1.0, 1.3)])
         return shapes + matrix(self.payoff, chosen)
 

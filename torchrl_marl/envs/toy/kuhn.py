@@ -26,7 +26,7 @@ __all__ = ["Kuhn"]
 
 _START, _PASSED, _BET, _PASSED_BET = range(4)
 """Betting histories after which the game continues."""
-_PLACES = ((_START, _PASSED_BET), (_PASSED, _BET))
+_HISTORIES_OF_SEAT = ((_START, _PASSED_BET), (_PASSED, _BET))
 """Betting histories at which each seat acts."""
 _DEALS = [[a, b] for a in range(3) for b in range(3) if a != b]
 
@@ -95,15 +95,15 @@ class Kuhn(MarlEnv):
         card = torch.arange(3, device=self.device).repeat_interleave(2)
         groups = {}
         for seat, name in enumerate(self.group_map):
-            said = torch.tensor(_PLACES[seat], device=self.device).repeat(3)
-            seen = _seen(card, said, seat).unsqueeze(1)
+            history = torch.tensor(_HISTORIES_OF_SEAT[seat], device=self.device).repeat(3)
+            observation = _encode_observation(card, history, seat).unsqueeze(1)
             mask = torch.ones(6, 1, dtype=torch.bool, device=self.device)
-            groups[name] = TensorDict({"observation": seen, "mask": mask}, [6, 1])
+            groups[name] = TensorDict({"observation": observation, "mask": mask}, [6, 1])
         rows = TensorDict(groups, [6], device=self.device).expand(copies, 6).clone()
         with torch.no_grad(), set_exploration_type(ExplorationType.RANDOM):
-            acted = policy(rows)
+            output = policy(rows)
         return torch.stack(
-            [action_probabilities(acted, name, 2)[:, 0, 1].view(3, 2) for name in groups]
+            [action_probabilities(output, name, 2)[:, 0, 1].view(3, 2) for name in groups]
         )
 
     def nash_conv(self, policy: Callable[[TensorDictBase], TensorDictBase] | Tensor) -> float:
@@ -127,7 +127,7 @@ class Kuhn(MarlEnv):
             )
         pure = torch.tensor(list(itertools.product((0.0, 1.0), repeat=6))).view(64, 3, 2)
         first, second = (torch.where(pure > 0, p, 1 - p).flatten(1).prod(1) for p in bets.cpu())
-        return nash_conv(_payoff(pure), first, second).item()
+        return nash_conv(_payoff_matrix(pure), first, second).item()
 
     # ------------------------------------------------------------------------------ dynamics
 
@@ -139,57 +139,60 @@ class Kuhn(MarlEnv):
 
     def _step(self, tensordict: TensorDictBase) -> dict[str, Any]:
         first, second = (tensordict[name, "action"].squeeze(-1) for name in self.group_map)
-        said = self.said
-        bets = torch.where(self._first_moves(), first, second) > 0
+        history = self.said
+        bets = torch.where(self._is_first_players_turn(), first, second) > 0
         higher = torch.where(self.cards[:, 0] > self.cards[:, 1], 1.0, -1.0)
-        folds = torch.where(said == _BET, 1.0, -1.0)  # the first player's gain after a fold
-        won = torch.where(said == _PASSED, higher, torch.where(bets, 2 * higher, folds))
-        ended = torch.where(said == _PASSED, ~bets, said != _START)
+        folds = torch.where(history == _BET, 1.0, -1.0)  # the first player's gain after a fold
+        won = torch.where(history == _PASSED, higher, torch.where(bets, 2 * higher, folds))
+        ended = torch.where(history == _PASSED, ~bets, history != _START)
         won = torch.where(ended, won, 0.0)
         opened = torch.where(bets, _BET, _PASSED)
-        following = torch.where(said == _START, opened, _PASSED_BET)
-        self.said = torch.where(ended, said, following)
+        next_history = torch.where(history == _START, opened, _PASSED_BET)
+        self.said = torch.where(ended, history, next_history)
         return zero_sum_step(self._observe(), won, ended.unsqueeze(-1))
 
-    def _first_moves(self) -> Tensor:
+    def _is_first_players_turn(self) -> Tensor:
         return (self.said == _START) | (self.said == _PASSED_BET)
 
     def _observe(self) -> dict[str, Any]:
-        first_moves = self._first_moves()
-        out: dict[str, Any] = {}
+        is_firsts_turn = self._is_first_players_turn()
+        output: dict[str, Any] = {}
         for seat, name in enumerate(self.group_map):
-            moves = (first_moves if seat == 0 else ~first_moves).unsqueeze(-1)
-            seen = _seen(self.cards[:, seat], self.said, seat).unsqueeze(1)
-            out[name] = {"observation": seen, "mask": moves}
+            acts = (is_firsts_turn if seat == 0 else ~is_firsts_turn).unsqueeze(-1)
+            observation = _encode_observation(self.cards[:, seat], self.said, seat).unsqueeze(1)
+            output[name] = {"observation": observation, "mask": acts}
         state = torch.cat([one_hot(self.cards, 3).flatten(1), one_hot(self.said, 4)], -1)
-        return {**out, "state": state.float()}
+        return {**output, "state": state.float()}
 
     # ------------------------------------------------------------------------------- drawing
 
     def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
         """Returns a drawing of the players with both cards."""
         first, second = ("JQK"[card] for card in self.cards[index].tolist())
-        did = actions_in(self, step)
-        said = ["" if word == "" else ("bets, calls" if word == "1" else "passes") for word in did]
-        shapes = players(self, said, [(-2.0, 0.0), (2.0, 0.0)])
+        actions = actions_in(self, step)
+        labels = [
+            "" if action == "" else ("bets, calls" if action == "1" else "passes")
+            for action in actions
+        ]
+        shapes = players(self, labels, [(-2.0, 0.0), (2.0, 0.0)])
         return shapes + cards(["first card", "second card"], [first, second], [(-0.8, 0), (0.8, 0)])
 
 
-def _seen(card: Tensor, said: Tensor, seat: int) -> Tensor:
+def _encode_observation(card: Tensor, history: Tensor, seat: int) -> Tensor:
     """Returns the observation of a player, ``[E, 8]``."""
-    own_seat = torch.full_like(card, seat).unsqueeze(-1)
-    return torch.cat([one_hot(card, 3), one_hot(said, 4), own_seat], -1).float()
+    seat_feature = torch.full_like(card, seat).unsqueeze(-1)
+    return torch.cat([one_hot(card, 3), one_hot(history, 4), seat_feature], -1).float()
 
 
-def _payoff(pure: Tensor) -> Tensor:
+def _payoff_matrix(strategies: Tensor) -> Tensor:
     """Returns the first player's mean gain for each pair of pure strategies, ``[64, 64]``."""
-    total = torch.zeros(len(pure), len(pure), dtype=torch.float64)
-    for own, other in _DEALS:
-        higher = 1.0 if own > other else -1.0
-        opens, calls = pure[:, own].unsqueeze(1).unbind(-1)
-        steals, defends = pure[:, other].unsqueeze(0).unbind(-1)
-        bet = torch.where(defends > 0, 2 * higher, 1.0)
-        stolen = torch.where(calls > 0, 2 * higher, -1.0)
-        passed = torch.where(steals > 0, stolen, higher)
-        total += torch.where(opens > 0, bet, passed)
+    total = torch.zeros(len(strategies), len(strategies), dtype=torch.float64)
+    for card, other_card in _DEALS:
+        higher = 1.0 if card > other_card else -1.0
+        first_bets, first_calls = strategies[:, card].unsqueeze(1).unbind(-1)
+        second_bets, second_calls = strategies[:, other_card].unsqueeze(0).unbind(-1)
+        after_bet = torch.where(second_calls > 0, 2 * higher, 1.0)
+        after_second_bet = torch.where(first_calls > 0, 2 * higher, -1.0)
+        after_pass = torch.where(second_bets > 0, after_second_bet, higher)
+        total += torch.where(first_bets > 0, after_bet, after_pass)
     return total / len(_DEALS)

@@ -39,11 +39,11 @@ DEALS = torch.tensor(list(itertools.permutations(range(6), 3)))
 """Cards of the first player, the second player and the table, ``[D, 3]``; rank: ``card // 2``."""
 GOES_ON, FOLD, SHOWDOWN = range(3)
 """Possible outcomes of an action."""
-_OPEN = ("", "c", "r", "cr", "rr", "crr")
-_CLOSED = ("cc", "rc", "crc", "rrc", "crrc")
-_PLACES: list[tuple[str, str | None]] = [(word, None) for word in _OPEN]
-_PLACES += itertools.product(_CLOSED, _OPEN)
-_HIDDEN = 6
+_UNFINISHED_ROUNDS = ("", "c", "r", "cr", "rr", "crr")
+_FINISHED_ROUNDS = ("cc", "rc", "crc", "rrc", "crrc")
+_HISTORIES: list[tuple[str, str | None]] = [(word, None) for word in _UNFINISHED_ROUNDS]
+_HISTORIES += itertools.product(_FINISHED_ROUNDS, _UNFINISHED_ROUNDS)
+_HIDDEN_CARD = 6
 """Index that stands for the public card while it is hidden, in the first round."""
 
 
@@ -68,33 +68,41 @@ class Places(NamedTuple):
     @classmethod
     def make(cls, device: torch.device | str = "cpu") -> Places:
         """Builds the tables on a device."""
-        columns = zip(*(_place(*place) for place in _PLACES))
+        columns = zip(*(_table_rows(*place) for place in _HISTORIES))
         return cls(*(torch.tensor(column, device=device) for column in columns))
 
 
-def _place(first: str, second: str | None) -> tuple:
-    """Returns, for one betting history, its row in each of the tables."""
-    word, size = (first, 2.0) if second is None else (second, 4.0)
+def _table_rows(first: str, second: str | None) -> tuple:
+    """Returns the rows of one betting history, one for each of the tables."""
+    moves, raise_size = (first, 2.0) if second is None else (second, 4.0)
     staked = 1 + 2.0 * first.count("r") + 4.0 * (second or "").count("r")
-    legal = [word.endswith("r"), True, word.count("r") < 2]
-    here = _PLACES.index((first, second))
-    following, ends, stake = [], [], []
+    legal = [moves.endswith("r"), True, moves.count("r") < 2]
+    own_index = _HISTORIES.index((first, second))
+    next_indices, ends, stake = [], [], []
     for action in range(3):
-        said = word + ("r" if action == 2 and legal[2] else "c")
+        new_moves = moves + ("r" if action == 2 and legal[2] else "c")
         folds = action == 0 and legal[0]
-        closes = said in _CLOSED and not folds
-        after = (said, "" if closes else None) if second is None else (first, said)
+        closes = new_moves in _FINISHED_ROUNDS and not folds
+        next_history = (new_moves, "" if closes else None) if second is None else (first, new_moves)
         over = folds or (closes and second is not None)
-        following.append(here if over else _PLACES.index(after))
+        next_indices.append(own_index if over else _HISTORIES.index(next_history))
         ends.append(FOLD if folds else SHOWDOWN if over else GOES_ON)
         stake.append(
-            staked - size if folds else staked
+            staked - raise_size if folds else staked
         )  # a player that folds has not paid the last raise
-    history = [0.0] * 16
-    for i, words in enumerate((first, second or "")):
-        for j, action_said in enumerate(words):
-            history[8 * i + 2 * j + (action_said == "r")] = 1.0
-    return len(word) % 2 == 1, second is not None, legal, history, following, ends, stake
+    encoded_history = [0.0] * 16
+    for i, round_moves in enumerate((first, second or "")):
+        for j, move in enumerate(round_moves):
+            encoded_history[8 * i + 2 * j + (move == "r")] = 1.0
+    return (
+        len(moves) % 2 == 1,
+        second is not None,
+        legal,
+        encoded_history,
+        next_indices,
+        ends,
+        stake,
+    )
 
 
 def strength(cards: Tensor) -> Tensor:
@@ -120,44 +128,44 @@ def information_sets() -> tuple[Tensor, Tensor]:
           and public card (6 if it is hidden); and a table ``[P, 6, 7]``, which maps these three
           numbers to the index of the set
     """
-    known: tuple[list, list] = ([], [])
-    number = torch.full((len(_PLACES), 6, 7), -1)
+    sets: tuple[list, list] = ([], [])
+    set_indices = torch.full((len(_HISTORIES), 6, 7), -1)
     places = Places.make()
-    for place, own, public in itertools.product(range(len(_PLACES)), range(6), range(7)):
-        if own != public and (public != _HIDDEN) == bool(places.public[place]):
-            sets = known[int(places.second_moves[place])]
-            number[place, own, public] = len(sets)
-            sets.append([place, own, public])
-    return torch.tensor(known), number
+    for place, own, public in itertools.product(range(len(_HISTORIES)), range(6), range(7)):
+        if own != public and (public != _HIDDEN_CARD) == bool(places.public[place]):
+            player_sets = sets[int(places.second_moves[place])]
+            set_indices[place, own, public] = len(player_sets)
+            player_sets.append([place, own, public])
+    return torch.tensor(sets), set_indices
 
 
 @cache
 def sequence_form() -> SequenceForm:
     """Returns the game in sequence form, with 936 information sets and 5,880 leaves."""
-    places, (known, number) = Places.make(), information_sets()
-    parents = torch.zeros(known.shape[:2], dtype=torch.int64)
+    places, (sets, set_indices) = Places.make(), information_sets()
+    parents = torch.zeros(sets.shape[:2], dtype=torch.int64)
     leaves, payoff, won = [], [], strength(DEALS)
 
     def walk(place: int, before: Tensor) -> None:
         player = int(places.second_moves[place])
-        public = DEALS[:, 2] if places.public[place] else torch.full((len(DEALS),), _HIDDEN)
-        here = number[place, DEALS[:, player], public]
-        parents[player, here] = before[player]
+        public = DEALS[:, 2] if places.public[place] else torch.full((len(DEALS),), _HIDDEN_CARD)
+        own_sets = set_indices[place, DEALS[:, player], public]
+        parents[player, own_sets] = before[player]
         for action in places.legal[place].nonzero().flatten().tolist():
             after = before.clone()
-            after[player] = 1 + 3 * here + action
-            how, stake = int(places.ends[place, action]), places.stake[place, action]
-            if how == GOES_ON:
+            after[player] = 1 + 3 * own_sets + action
+            outcome, stake = int(places.ends[place, action]), places.stake[place, action]
+            if outcome == GOES_ON:
                 walk(int(places.following[place, action]), after)
                 continue
             leaves.append(after)
             folded = torch.full_like(won, 2.0 * player - 1)  # the first player's gain after a fold
-            payoff.append(stake * (folded if how == FOLD else won))
+            payoff.append(stake * (folded if outcome == FOLD else won))
 
     walk(0, torch.zeros(2, len(DEALS), dtype=torch.int64))
-    legal = places.legal[known[..., 0]]
-    chance = torch.cat(payoff).double() / len(DEALS)
-    return SequenceForm(parents, legal, torch.cat(leaves, 1), chance)
+    legal = places.legal[sets[..., 0]]
+    weighted_payoff = torch.cat(payoff).double() / len(DEALS)
+    return SequenceForm(parents, legal, torch.cat(leaves, 1), weighted_payoff)
 
 
 def seen(places: Places, place: Tensor, own: Tensor, public: Tensor, seat: int) -> Tensor:
@@ -170,9 +178,9 @@ def seen(places: Places, place: Tensor, own: Tensor, public: Tensor, seat: int) 
             is hidden, its value is ignored.
         seat (int): seat of the player, 0 or 1.
     """
-    shown = one_hot(public.clamp_max(5), 6) * places.public[place].unsqueeze(-1)
-    who = one_hot(torch.full_like(place, seat), 2)
-    return torch.cat([who, one_hot(own, 6), shown, places.said[place]], -1).float()
+    public_code = one_hot(public.clamp_max(5), 6) * places.public[place].unsqueeze(-1)
+    seat_code = one_hot(torch.full_like(place, seat), 2)
+    return torch.cat([seat_code, one_hot(own, 6), public_code, places.said[place]], -1).float()
 
 
 class Leduc(MarlEnv):
@@ -253,8 +261,8 @@ class Leduc(MarlEnv):
             }
             rows[name] = TensorDict(group, [468, 1])
         with torch.no_grad(), set_exploration_type(ExplorationType.RANDOM):
-            found = legal_probabilities(policy, rows, list(self.group_map), copies)
-        return torch.stack([found[name].squeeze(-2) for name in self.group_map])
+            probabilities = legal_probabilities(policy, rows, list(self.group_map), copies)
+        return torch.stack([probabilities[name].squeeze(-2) for name in self.group_map])
 
     def nash_conv(self, policy: Callable[[TensorDictBase], TensorDictBase] | Tensor) -> float:
         """Returns the NashConv: how much the players gain in total if each plays a best response.
@@ -266,8 +274,8 @@ class Leduc(MarlEnv):
             policy (callable or Tensor): policy of both players, or the result of
                 :meth:`strategies`.
         """
-        found = policy if isinstance(policy, Tensor) else self.strategies(policy)
-        return sequence_form().nash_conv(found.cpu())
+        strategies = policy if isinstance(policy, Tensor) else self.strategies(policy)
+        return sequence_form().nash_conv(strategies.cpu())
 
     # ------------------------------------------------------------------------------ dynamics
 
@@ -281,11 +289,13 @@ class Leduc(MarlEnv):
         first, second = (tensordict[name, "action"].squeeze(-1) for name in self.group_map)
         second_moves = self.places.second_moves[self.place]
         choice = (self.place, torch.where(second_moves, second, first))
-        how, stake = self.places.ends[choice], self.places.stake[choice]
+        outcome, stake = self.places.ends[choice], self.places.stake[choice]
         folded = torch.where(second_moves, 1.0, -1.0)  # the first player's gain after a fold
-        won = torch.where(how == FOLD, folded, torch.where(how == SHOWDOWN, self.better, 0.0))
+        won = torch.where(
+            outcome == FOLD, folded, torch.where(outcome == SHOWDOWN, self.better, 0.0)
+        )
         self.place = self.places.following[choice]
-        return zero_sum_step(self._observe(), stake * won, (how != 0).unsqueeze(-1))
+        return zero_sum_step(self._observe(), stake * won, (outcome != 0).unsqueeze(-1))
 
     @property
     def better(self) -> Tensor:
@@ -295,24 +305,24 @@ class Leduc(MarlEnv):
     def _observe(self) -> dict[str, Any]:
         second_moves, legal = self.places.second_moves[self.place], self.places.legal[self.place]
         public = self.cards[:, 2]
-        out: dict[str, Any] = {}
+        output: dict[str, Any] = {}
         for seat, name in enumerate(self.group_map):
-            moves = (second_moves if seat else ~second_moves).unsqueeze(-1)
-            observed = seen(self.places, self.place, self.cards[:, seat], public, seat)
-            own = {"observation": observed.unsqueeze(1), "mask": moves}
-            out[name] = {**own, "action_mask": (legal & moves).unsqueeze(1)}
+            acts = (second_moves if seat else ~second_moves).unsqueeze(-1)
+            observation = seen(self.places, self.place, self.cards[:, seat], public, seat)
+            leaves = {"observation": observation.unsqueeze(1), "mask": acts}
+            output[name] = {**leaves, "action_mask": (legal & acts).unsqueeze(1)}
         state = [one_hot(self.cards, 6).flatten(1), self.places.said[self.place]]
-        return {**out, "state": torch.cat(state, -1).float()}
+        return {**output, "state": torch.cat(state, -1).float()}
 
     # ------------------------------------------------------------------------------- drawing
 
     def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
         """Returns a drawing of the players with all cards."""
-        place, own = self.place[index], self.cards[index].tolist()
-        first, second, public = ("JQK"[card // 2] for card in own)
+        place, dealt = self.place[index], self.cards[index].tolist()
+        first, second, public = ("JQK"[card // 2] for card in dealt)
         shown = public if bool(self.places.public[place]) else "?"
-        words = {"0": "folds", "1": "passes, calls", "2": "raises", "": ""}
-        said = [words[word] for word in actions_in(self, step)]
-        shapes = players(self, said, [(-3.0, 0.0), (3.0, 0.0)])
-        names, where = ["first card", "public card", "second card"], [(-1.7, 0), (0, 0), (1.7, 0)]
-        return shapes + cards(names, [first, shown, second], where)
+        labels_of_actions = {"0": "folds", "1": "passes, calls", "2": "raises", "": ""}
+        labels = [labels_of_actions[action] for action in actions_in(self, step)]
+        shapes = players(self, labels, [(-3.0, 0.0), (3.0, 0.0)])
+        names, places = ["first card", "public card", "second card"], [(-1.7, 0), (0, 0), (1.7, 0)]
+        return shapes + cards(names, [first, shown, second], places)

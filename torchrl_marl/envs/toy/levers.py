@@ -82,8 +82,8 @@ class Levers(MarlEnv):
         """Expected return of the best policy without communication."""
         n, pool = self.n_agents, self.pool
         teams = math.comb(pool, n)
-        owners = [pool // n + (lever < pool % n) for lever in range(n)]
-        return 1 - sum(math.comb(pool - own, n) for own in owners) / teams / n
+        agents_per_lever = [pool // n + (lever < pool % n) for lever in range(n)]
+        return 1 - sum(math.comb(pool - n_agents, n) for n_agents in agents_per_lever) / teams / n
 
     # ------------------------------------------------------------------------------ dynamics
 
@@ -95,22 +95,22 @@ class Levers(MarlEnv):
     def _step(self, tensordict: TensorDictBase) -> dict[str, Any]:
         pulled = one_hot(tensordict["agents", "action"], self.n_agents).amax(1)
         reward = pulled.float().mean(-1).view(-1, 1, 1).repeat(1, self.n_agents, 1)
-        out = self._observe(reward=reward)
-        return {**out, "terminated": torch.ones_like(self.who[:, :1], dtype=torch.bool)}
+        output = self._observe(reward=reward)
+        return {**output, "terminated": torch.ones_like(self.who[:, :1], dtype=torch.bool)}
 
     def _observe(self, **leaves: Tensor) -> dict[str, Any]:
-        seen = one_hot(self.who, self.pool).float()
-        state = seen.new_zeros(self.num_envs, 1)
-        return {"agents": {"observation": seen, **leaves}, "state": state}
+        observation = one_hot(self.who, self.pool).float()
+        state = observation.new_zeros(self.num_envs, 1)
+        return {"agents": {"observation": observation, **leaves}, "state": state}
 
     # ------------------------------------------------------------------------------- drawing
 
     def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
         """Returns a drawing of agents, each below its lever, green if no other agent pulled it."""
         pulled = actions_in(self, step)
-        good = [word != "" and pulled.count(word) == 1 for word in pulled]
-        above = [f"lever {word}" if word else "" for word in pulled]
-        return row(self, list(map(str, self.who[index].tolist())), above, (), good)
+        is_unique = [lever != "" and pulled.count(lever) == 1 for lever in pulled]
+        above = [f"lever {lever}" if lever else "" for lever in pulled]
+        return row(self, list(map(str, self.who[index].tolist())), above, (), is_unique)
 
 
 class MatchingLevers(MarlEnv):
@@ -182,23 +182,23 @@ class MatchingLevers(MarlEnv):
     @property
     def optimal_return(self) -> float:
         """Return of partners that always pull the same lever, the best one."""
-        return self._rounds * max(1.0, self.last_lever)
+        return self._rounds_per_episode * max(1.0, self.last_lever)
 
     @property
     def adaptive_return(self) -> float:
         """Best expected return with a partner that always pulls the same, unknown lever."""
-        return 1 / self.n_levers + self._rounds - 1
+        return 1 / self.n_levers + self._rounds_per_episode - 1
 
     @property
     def random_return(self) -> float:
         """Returns the expected return of the uniform random policy."""
-        return self._rounds * (self.n_levers - 1 + self.last_lever) / self.n_levers**2
+        return self._rounds_per_episode * (self.n_levers - 1 + self.last_lever) / self.n_levers**2
 
     @property
     def stranger_return(self) -> float:
         """Best expected return of one round, for partners with the same symmetric strategy."""
-        alike = self.n_levers - (self.last_lever != 1)
-        return max(1 / alike, self.last_lever if alike < self.n_levers else 0.0)
+        n_equal = self.n_levers - (self.last_lever != 1)
+        return max(1 / n_equal, self.last_lever if n_equal < self.n_levers else 0.0)
 
     def symmetries(self) -> dict[str, Labels]:
         """Returns the levers that pay the same, which can be exchanged."""
@@ -208,7 +208,7 @@ class MatchingLevers(MarlEnv):
         return {"agents": Labels(levers, levers)}
 
     @property
-    def _rounds(self) -> int:
+    def _rounds_per_episode(self) -> int:
         return self.rounds if self.max_steps is None else min(self.rounds, self.max_steps)
 
     def _reset(self, tensordict: TensorDictBase | None) -> dict[str, Any]:
@@ -219,24 +219,24 @@ class MatchingLevers(MarlEnv):
 
     def _step(self, tensordict: TensorDictBase) -> dict[str, Any]:
         levers = tensordict["agents", "action"]
-        same = (levers[:, 0] == levers[:, 1]).float().view(-1, 1, 1)
+        matches = (levers[:, 0] == levers[:, 1]).float().view(-1, 1, 1)
         if self.last_lever != 1:
-            last = (levers[:, :1] == self.n_levers - 1).unsqueeze(-1)
-            same = torch.where(last, self.last_lever * same, same)
+            pulled_last = (levers[:, :1] == self.n_levers - 1).unsqueeze(-1)
+            matches = torch.where(pulled_last, self.last_lever * matches, matches)
         self.last = one_hot(levers, self.n_levers).float()
         self.played = self.played + 1
         ended = (self.played == self.rounds).unsqueeze(-1)
-        return {**self._observe(reward=same.repeat(1, 2, 1)), "terminated": ended}
+        return {**self._observe(reward=matches.repeat(1, 2, 1)), "terminated": ended}
 
     def _observe(self, **leaves: Tensor) -> dict[str, Any]:
-        seen = self.last.flip(1)
-        return {"agents": {"observation": seen, **leaves}, "state": seen.flatten(1)}
+        partner = self.last.flip(1)
+        return {"agents": {"observation": partner, **leaves}, "state": partner.flatten(1)}
 
     # ------------------------------------------------------------------------------- drawing
 
     def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
         """Returns a drawing of both partners; the levers above them are green if they are equal."""
         pulled = actions_in(self, step)
-        above = [f"lever {word}" if word else "" for word in pulled]
+        above = [f"lever {lever}" if lever else "" for lever in pulled]
         inside = list(map(str, range(1, 3)))
         return row(self, inside, above, (), [pulled[0] == pulled[1]] * 2)

@@ -124,16 +124,16 @@ class PredatorPrey(MarlEnv):
         row, column = (
             x.flatten() for x in torch.meshgrid([torch.arange(self.size)] * 2, indexing="ij")
         )
-        ways = (row - row.view(-1, 1)).abs() + (column - column.view(-1, 1)).abs()  # [G, G]
+        distances = (row - row.view(-1, 1)).abs() + (column - column.view(-1, 1)).abs()  # [G, G]
         others = self.size**2 - 1
         length = 0.0
         for steps in range(2 * self.size - 1):
-            near = (
-                ((ways > 0) & (ways <= steps)).sum(0).tolist()
+            counts = (
+                ((distances > 0) & (distances <= steps)).sum(0).tolist()
             )  # number of cells within this many steps of the prey, by the prey's cell
             teams = math.comb(others, self.n_agents)
-            within = sum(math.comb(n, self.n_agents) for n in near) / teams / len(near)
-            length += 1 - within
+            p_arrived = sum(math.comb(n, self.n_agents) for n in counts) / teams / len(counts)
+            length += 1 - p_arrived
         return length
 
     # ------------------------------------------------------------------------------ dynamics
@@ -146,11 +146,11 @@ class PredatorPrey(MarlEnv):
         return self._observe()
 
     def _step(self, tensordict: TensorDictBase) -> dict[str, Any]:
-        gone = self.predators + self.moves[tensordict["agents", "action"]]
-        gone = gone.clamp(0, self.size - 1)
-        self.predators = torch.where(self.caught.unsqueeze(-1), self.predators, gone)
+        targets = self.predators + self.moves[tensordict["agents", "action"]]
+        targets = targets.clamp(0, self.size - 1)
+        self.predators = torch.where(self.caught.unsqueeze(-1), self.predators, targets)
         caught = self.caught
-        reward = torch.where(caught, self._earned_there(caught), STEP_PENALTY)
+        reward = torch.where(caught, self._prey_rewards(caught), STEP_PENALTY)
         ended = caught.all(1, keepdim=True) & (self.mode == "mixed")
         return {**self._observe(reward=reward.unsqueeze(-1)), "terminated": ended}
 
@@ -159,7 +159,7 @@ class PredatorPrey(MarlEnv):
         """Mask of the predators that have reached the prey, ``[E, N]``."""
         return (self.predators == self.prey).all(-1)
 
-    def _earned_there(self, caught: Tensor) -> Tensor:
+    def _prey_rewards(self, caught: Tensor) -> Tensor:
         """Returns the reward of predators that have reached the prey, ``[E, 1]``."""
         n_there = caught.sum(1, keepdim=True)
         if self.mode == "cooperative":
@@ -171,15 +171,17 @@ class PredatorPrey(MarlEnv):
     def _observe(self, **leaves: Tensor) -> dict[str, Any]:
         n_cells = self.size**2
         predators, prey = (x[..., 0] * self.size + x[..., 1] for x in (self.predators, self.prey))
-        seen = self.windows[predators]  # [E, N, W]
-        there = [one_hot(x, n_cells + 1).sum(1).float() for x in (prey, predators)]  # [E, G + 1]
-        rows = seen.flatten(1)
-        counts = [x.gather(1, rows).view(*seen.shape, 1) for x in there]
-        observation = torch.cat([one_hot(seen, n_cells + 1).float(), *counts], -1).flatten(2)
+        visible = self.windows[predators]  # [E, N, W]
+        cell_counts = [
+            one_hot(x, n_cells + 1).sum(1).float() for x in (prey, predators)
+        ]  # [E, G + 1]
+        rows = visible.flatten(1)
+        counts = [x.gather(1, rows).view(*visible.shape, 1) for x in cell_counts]
+        observation = torch.cat([one_hot(visible, n_cells + 1).float(), *counts], -1).flatten(2)
         cells = one_hot(torch.cat([predators, prey], 1), n_cells).float()  # [E, N + 1, G]
         if self.agent_states:
-            own = torch.cat([cells[:, :-1], cells[:, -1:].expand_as(cells[:, :-1])], -1)
-            leaves = {"state": own, **leaves}
+            agent_states = torch.cat([cells[:, :-1], cells[:, -1:].expand_as(cells[:, :-1])], -1)
+            leaves = {"state": agent_states, **leaves}
         return {"agents": {"observation": observation, **leaves}, "state": cells.flatten(1)}
 
     # ------------------------------------------------------------------------------- drawing

@@ -37,16 +37,16 @@ def action_probabilities(
     probability is divided equally among the actions that were not sampled. This is exact if there
     is only one such action. Without log-probabilities the result is the frequency of each action.
     """
-    drawn = one_hot(acted[group, "action"], n_actions)
+    sampled = one_hot(acted[group, "action"], n_actions)
     log_prob = acted.get((group, "action_log_prob"), None)
     if log_prob is None:
-        return drawn.double().mean(0)
-    known = (drawn * log_prob.double().exp().unsqueeze(-1)).amax(0)
-    unseen = drawn.sum(0) == 0
+        return sampled.double().mean(0)
+    known = (sampled * log_prob.double().exp().unsqueeze(-1)).amax(0)
+    unsampled = sampled.sum(0) == 0
     if legal is not None:
-        unseen &= legal
+        unsampled &= legal
     rest = (1 - known.sum(-1, keepdim=True)).clamp_min(0)
-    return known + unseen * rest / unseen.sum(-1, keepdim=True).clamp_min(1)
+    return known + unsampled * rest / unsampled.sum(-1, keepdim=True).clamp_min(1)
 
 
 def legal_probabilities(
@@ -71,24 +71,25 @@ def legal_probabilities(
         - rows: ``[B]``
         - returns: ``[B, N, 3]`` by group, float64, which sums to 1 over the actions
     """
-    asked = rows.expand(4, *rows.shape).clone()
+    variants = rows.expand(4, *rows.shape).clone()
     for name in groups:
         legal = rows[name, "action_mask"]
-        three = legal.all(-1, keepdim=True)
+        all_legal = legal.all(-1, keepdim=True)
         for action in range(3):
             others = legal.clone()
             others[..., action] = False
-            asked[name, "action_mask"][1 + action] = torch.where(three, others, legal)
-    acted = policy(asked.expand(copies, *asked.shape).clone())
-    return {name: _shared(acted, asked, name) for name in groups}
+            variants[name, "action_mask"][1 + action] = torch.where(all_legal, others, legal)
+    acted = policy(variants.expand(copies, *variants.shape).clone())
+    return {name: _combine_probabilities(acted, variants, name) for name in groups}
 
 
-def _shared(acted: TensorDictBase, asked: TensorDictBase, group: str) -> Tensor:
-    legal = asked[group, "action_mask"]
-    every = action_probabilities(acted, group, 3, legal)
-    whole, likeliest = every[0], every[0].argmax(-1, keepdim=True)
-    rest = every[1:].gather(0, likeliest.expand_as(whole).unsqueeze(0)).squeeze(0)
-    shared = (1 - whole.gather(-1, likeliest)) * rest
-    shared = torch.where(one_hot(likeliest.squeeze(-1), 3).bool(), whole, shared)
-    alone = one_hot(acted[group, "action"][:, 0], 3).amax(0).sum(-1, keepdim=True) == 1
-    return torch.where(alone & legal[0].all(-1, keepdim=True), shared, whole)
+def _combine_probabilities(output: TensorDictBase, variants: TensorDictBase, group: str) -> Tensor:
+    """Returns the probabilities, with those of two unsampled actions from the masked calls."""
+    legal = variants[group, "action_mask"]
+    probabilities = action_probabilities(output, group, 3, legal)
+    unmasked, likeliest = probabilities[0], probabilities[0].argmax(-1, keepdim=True)
+    rest = probabilities[1:].gather(0, likeliest.expand_as(unmasked).unsqueeze(0)).squeeze(0)
+    combined = (1 - unmasked.gather(-1, likeliest)) * rest
+    combined = torch.where(one_hot(likeliest.squeeze(-1), 3).bool(), unmasked, combined)
+    one_sampled = one_hot(output[group, "action"][:, 0], 3).amax(0).sum(-1, keepdim=True) == 1
+    return torch.where(one_sampled & legal[0].all(-1, keepdim=True), combined, unmasked)

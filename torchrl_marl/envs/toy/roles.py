@@ -38,8 +38,8 @@ def declare_team(
         n_own (int, optional): number of features of each agent's own state; None without one.
     """
     own = None if n_own is None else Unbounded((n_own,))
-    seen, does = Unbounded((n_seen,)), Categorical(n_actions)
-    spec = AgentSpec(name, n_agents, seen, does, state_spec=own)
+    seen, action = Unbounded((n_seen,)), Categorical(n_actions)
+    spec = AgentSpec(name, n_agents, seen, action, state_spec=own)
     env.register_agent(spec, group="agents")
     env.register_state(Unbounded((n_state,)))
 
@@ -57,8 +57,8 @@ def declare_players(
         action_mask (bool): True if actions may be illegal.
     """
     for name, n in zip(("first", "second"), n_actions):
-        seen, choice = Unbounded((n_seen,)), Categorical(n)
-        env.register_agent(AgentSpec(name, 1, seen, choice, action_mask=action_mask))
+        seen, action = Unbounded((n_seen,)), Categorical(n)
+        env.register_agent(AgentSpec(name, 1, seen, action, action_mask=action_mask))
     env.register_state(Unbounded((n_state,)))
 
 

@@ -34,8 +34,8 @@ __all__ = [
 
 BLUE, ORANGE, GREEN = (0.35, 0.50, 0.80), (0.90, 0.55, 0.25), (0.35, 0.65, 0.40)
 GRAY, PALE, GOLD = (0.55, 0.55, 0.55), (0.88, 0.90, 0.94), (0.98, 0.85, 0.45)
-_COLORS = (BLUE, ORANGE, GREEN, (0.60, 0.45, 0.75))
-_GAP = 1.6
+_GROUP_COLORS = (BLUE, ORANGE, GREEN, (0.60, 0.45, 0.75))
+_AGENT_SPACING = 1.6
 Words = Sequence[str]
 
 
@@ -57,13 +57,13 @@ def actions_in(env: Any, step: TensorDictBase | None) -> list[str]:
             words += [""] * group.n_agents
             continue
         actions = step.get((name, "action"))
-        rows = [_word(actions[i]) for i in range(group.n_agents)]
-        acts = step.get((name, "mask")).reshape(-1).tolist()
-        words += [word if does else "" for word, does in zip(rows, acts)]
+        texts = [_format_action(actions[i]) for i in range(group.n_agents)]
+        mask = step.get((name, "mask")).reshape(-1).tolist()
+        words += [word if acted else "" for word, acted in zip(texts, mask)]
     return words
 
 
-def _word(action: Tensor) -> str:
+def _format_action(action: Tensor) -> str:
     if action.is_floating_point():
         return " ".join(f"{x:.1f}" for x in action.reshape(-1).tolist())
     values = action.reshape(-1)
@@ -92,15 +92,15 @@ def row(
     groups = [i for i, own in enumerate(env.team.groups.values()) for _ in range(own.n_agents)]
     shapes = []
     for i, (name, group) in enumerate(zip(names, groups)):
-        color, x = _COLORS[group % len(_COLORS)], _GAP * i
+        color, x = _GROUP_COLORS[group % len(_GROUP_COLORS)], _AGENT_SPACING * i
         shapes.append(Shape(name, "agent", "circle", x, 0.0, 0.0, color, 0.5, text=inside[i]))
     for i, name in enumerate(names):
         if above:
             color = GREEN if good and good[i] else GRAY
-            shapes.append(text(f"{name} above", above[i], _GAP * i, 0.95, color=color))
+            shapes.append(text(f"{name} above", above[i], _AGENT_SPACING * i, 0.95, color=color))
         if below:
-            shapes.append(text(f"{name} below", below[i], _GAP * i, -0.85, height=0.26))
-    corners = [(-1.0, 1.5), (_GAP * (len(names) - 1) + 1.0, -1.4)]
+            shapes.append(text(f"{name} below", below[i], _AGENT_SPACING * i, -0.85, height=0.26))
+    corners = [(-1.0, 1.5), (_AGENT_SPACING * (len(names) - 1) + 1.0, -1.4)]
     return shapes + [text(f"corner {i}", " ", *at) for i, at in enumerate(corners)]
 
 
@@ -108,7 +108,9 @@ def players(env: Any, words: Words, places: Sequence[tuple[float, float]]) -> li
     """Returns shapes of two players at their seats, with labels."""
     shapes = []
     for i, (name, (x, y)) in enumerate(zip(names_of(env), places)):
-        shapes.append(Shape(name, "agent", "circle", x, y, 0.0, _COLORS[i], 0.45, text=str(i + 1)))
+        shapes.append(
+            Shape(name, "agent", "circle", x, y, 0.0, _GROUP_COLORS[i], 0.45, text=str(i + 1))
+        )
     for name, word, (x, y) in zip(names_of(env), words, places):
         shapes.append(text(f"{name} says", word, x, y - 0.8, height=0.3))
     return shapes
@@ -201,14 +203,14 @@ def in_cell(
         visible (bool): False hides the entity.
     """
     (row, column), (height, width) = place, grid
-    aside = (1 - size) / 2 if role == "agent" else 0.0
+    offset = (1 - size) / 2 if role == "agent" else 0.0
     circle = role == "agent"
     return Shape(
         name=name,
         role=role,
         kind="circle" if circle else "box",
-        x=column + 0.5 - width / 2 + aside * math.cos(turn),
-        y=height / 2 - row - 0.5 + aside * math.sin(turn),
+        x=column + 0.5 - width / 2 + offset * math.cos(turn),
+        y=height / 2 - row - 0.5 + offset * math.sin(turn),
         rotation=0.0,
         color=color,
         radius=size / 2 if circle else 0.0,

@@ -90,26 +90,29 @@ class SpeakerListener(MarlEnv):
         self.landmarks = 2 * torch.rand(self.num_envs, self.k, 2, device=self.device) - 1
         goal = torch.randint(self.k, (self.num_envs,), device=self.device)
         self.goal = one_hot(goal, self.k).float()
-        return self._observe(said=torch.zeros_like(self.goal))
+        return self._observe(message=torch.zeros_like(self.goal))
 
     def _step(self, tensordict: TensorDictBase) -> dict[str, Any]:
-        does = self.by_kind(tensordict, "team") if self.one_group else tensordict
-        said = does["speaker"]["action"].squeeze(1)
-        said = said if said.is_floating_point() else one_hot(said, self.k).float()
+        actions = self.by_kind(tensordict, "team") if self.one_group else tensordict
+        message = actions["speaker"]["action"].squeeze(1)
+        message = message if message.is_floating_point() else one_hot(message, self.k).float()
         # The listener is at the origin, so its moves shift everything else.
-        self.landmarks = self.landmarks - self.speed * does["listener"]["action"]
-        return self._observe(said, reward=-self._way.square().sum(-1).view(-1, 1, 1))
+        self.landmarks = self.landmarks - self.speed * actions["listener"]["action"]
+        return self._observe(message, reward=-self._relative_goal.square().sum(-1).view(-1, 1, 1))
 
     @property
-    def _way(self) -> Tensor:
+    def _relative_goal(self) -> Tensor:
+        """Position of the goal relative to the listener, ``[E, 2]``."""
         return (self.goal.unsqueeze(-1) * self.landmarks).sum(1)
 
-    def _observe(self, said: Tensor, **reward: Tensor) -> dict[str, Any]:
-        heard = torch.cat([self.landmarks.flatten(1), said], -1)
-        seen = {"speaker": self.goal, "listener": heard}
-        out: dict[str, Any] = {k: {"observation": x[:, None], **reward} for k, x in seen.items()}
-        out = {"team": out} if self.one_group else out
-        return {**out, "state": torch.cat([self._way, said], -1)}
+    def _observe(self, message: Tensor, **reward: Tensor) -> dict[str, Any]:
+        listener_input = torch.cat([self.landmarks.flatten(1), message], -1)
+        inputs = {"speaker": self.goal, "listener": listener_input}
+        output: dict[str, Any] = {
+            k: {"observation": x[:, None], **reward} for k, x in inputs.items()
+        }
+        output = {"team": output} if self.one_group else output
+        return {**output, "state": torch.cat([self._relative_goal, message], -1)}
 
     @property
     def heuristic_return(self) -> float:
@@ -128,12 +131,12 @@ class SpeakerListener(MarlEnv):
     def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
         """Returns a drawing with the listener at the center and the goal in green."""
         goal = int(self.goal[index].argmax())
-        said = actions_in(self, step)[0]
+        message = actions_in(self, step)[0]
         speaker, listener = names_of(self)
         shapes = [
             Shape(speaker, "agent", "circle", -1.6, 1.6, 0.0, BLUE, 0.14, text="S"),
             Shape(listener, "agent", "circle", 0.0, 0.0, 0.0, ORANGE, 0.1, text="L"),
-            text("said", f"says {said}" if said else "", -1.6, 1.3, height=0.14),
+            text("said", f"says {message}" if message else "", -1.6, 1.3, height=0.14),
         ]
         for i, (x, y) in enumerate(self.landmarks[index].tolist()):
             color = GREEN if i == goal else GRAY

@@ -75,8 +75,12 @@ def make_routes(difficulty: str, size: int) -> Routes:
         [2, 12, 56]
     """
     roads = _Roads(difficulty, size)
-    routes = [roads.drive_from(*start) for start in roads.arrivals]
-    cells = [torch.tensor([r * size + c for r, c in route]) for own in routes for route in own]
+    routes = [roads.routes_from(*start) for start in roads.arrivals]
+    cells = [
+        torch.tensor([row * size + column for row, column in route])
+        for entry_routes in routes
+        for route in entry_routes
+    ]
     return Routes(
         torch.nn.utils.rnn.pad_sequence(cells, batch_first=True, padding_value=-1),
         torch.tensor([len(route) for route in cells]),
@@ -104,45 +108,55 @@ class _Roads:
     @property
     def arrivals(self) -> list[tuple[Cell, Cell]]:
         """Returns the first cell and the heading of each lane."""
-        found = []
+        entries = []
         for heading in self.headings:
             start = 0 if 1 in heading else self.size - 1
             for road in self.roads:
                 lane = road + self.lanes[heading]
-                found.append(((start, lane) if heading[0] else (lane, start), heading))
-        return found
+                entries.append(((start, lane) if heading[0] else (lane, start), heading))
+        return entries
 
-    def drive_from(self, cell: Cell, heading: Cell) -> list[list[Cell]]:
+    def routes_from(self, cell: Cell, heading: Cell) -> list[list[Cell]]:
         """Returns all routes that start at an entry."""
-        return [route for route, _ in self._drive([cell], heading, self.n_junctions)]
+        return [route for route, _ in self._continue_route([cell], heading, self.n_junctions)]
 
-    def _drive(self, route: list[Cell], heading: Cell, left: int) -> list[tuple[list[Cell], int]]:
-        """Returns all ways to continue a route that may still turn at ``left`` junctions."""
-        while not self._ends(route[-1], heading):
-            ahead = _next(route[-1], heading)
-            if left and self._is_junction(ahead) and not self._is_junction(route[-1]):
-                ways = [self._turned([*route, ahead], heading, turn) for turn in self.turns]
-                return [way for begun in ways for way in self._drive(*begun, left - 1)]
+    def _continue_route(
+        self, route: list[Cell], heading: Cell, turns_left: int
+    ) -> list[tuple[list[Cell], int]]:
+        """Returns all ways to continue a route that may still turn at ``turns_left`` junctions."""
+        while not self._leaves_grid(route[-1], heading):
+            ahead = _next_cell(route[-1], heading)
+            if turns_left and self._is_junction(ahead) and not self._is_junction(route[-1]):
+                continuations = [
+                    self._cross_junction([*route, ahead], heading, turn) for turn in self.turns
+                ]
+                return [
+                    full_route
+                    for continued in continuations
+                    for full_route in self._continue_route(*continued, turns_left - 1)
+                ]
             route = [*route, ahead]
-        return [(route, left)]
+        return [(route, turns_left)]
 
-    def _turned(self, route: list[Cell], heading: Cell, turn: str) -> tuple[list[Cell], Cell]:
+    def _cross_junction(
+        self, route: list[Cell], heading: Cell, turn: str
+    ) -> tuple[list[Cell], Cell]:
         """Extends a route across the junction that it entered; returns route and new heading."""
         if turn == "straight":
-            return [*route, _next(route[-1], heading)], heading
+            return [*route, _next_cell(route[-1], heading)], heading
         if turn == "left":
-            route = [*route, _next(route[-1], heading)]
+            route = [*route, _next_cell(route[-1], heading)]
         turned = _CLOCKWISE[(_CLOCKWISE.index(heading) + _TURNS[turn]) % 4]
-        return [*route, _next(route[-1], turned)], turned
+        return [*route, _next_cell(route[-1], turned)], turned
 
     def _is_junction(self, cell: Cell) -> bool:
         return cell[0] in self.crossed and cell[1] in self.crossed
 
-    def _ends(self, cell: Cell, heading: Cell) -> bool:
-        return not all(0 <= x < self.size for x in _next(cell, heading))
+    def _leaves_grid(self, cell: Cell, heading: Cell) -> bool:
+        return not all(0 <= x < self.size for x in _next_cell(cell, heading))
 
 
-def _next(cell: Cell, heading: Cell) -> Cell:
+def _next_cell(cell: Cell, heading: Cell) -> Cell:
     return cell[0] + heading[0], cell[1] + heading[1]
 
 
@@ -233,14 +247,14 @@ class TrafficJunction(MarlEnv):
         self.capacity = level.capacity if capacity is None else capacity
         self.arrival_rate = level.arrival_rate if arrival_rate is None else arrival_rate
         self.n_agents = level.n_agents if n_agents is None else n_agents
-        self._check(difficulty, vision)
+        self._check_arguments(difficulty, vision)
         routes = make_routes(difficulty, self.size)
         self.cells, self.lengths, self.of_arrival = (x.to(self.device) for x in routes)
-        self._number_roads(vision)
+        self._index_road_cells(vision)
         n_seen = 1 + len(self.cells) + self.windows.shape[1] * (self.n_road_cells + 2)
         declare_team(self, self.n_agents, n_seen, 2, 2 * self.cells.numel(), "car")
 
-    def _check(self, difficulty: str, vision: int) -> None:
+    def _check_arguments(self, difficulty: str, vision: int) -> None:
         smallest = {"easy": 3, "medium": 4, "hard": 9}[difficulty]
         check_least("TrafficJunction", size=(self.size, smallest), capacity=(self.capacity, 1))
         check_least("TrafficJunction", n_agents=(self.n_agents, 1), vision=(vision, 0))
@@ -254,7 +268,7 @@ class TrafficJunction(MarlEnv):
                 f"TrafficJunction: arrival_rate is {self.arrival_rate}, expected 0 to 1."
             )
 
-    def _number_roads(self, vision: int) -> None:
+    def _index_road_cells(self, vision: int) -> None:
         """Numbers the cells of the roads; cells outside the grid count as no road."""
         n_cells = self.size**2
         on_road = torch.zeros(n_cells + 1, dtype=torch.bool, device=self.device)
@@ -274,12 +288,12 @@ class TrafficJunction(MarlEnv):
         return self._observe()
 
     def _step(self, tensordict: TensorDictBase) -> dict[str, Any]:
-        drives = self.alive
-        self.braked = drives & (tensordict["agents", "action"] == 1)
-        self.place = self.place + (drives & ~self.braked).long()
-        self.wait = self.wait + drives.long()
-        self.gone = self.gone | (drives & (self.place >= self.lengths[self.route]))
-        self._let_in()
+        on_road = self.alive
+        self.braked = on_road & (tensordict["agents", "action"] == 1)
+        self.place = self.place + (on_road & ~self.braked).long()
+        self.wait = self.wait + on_road.long()
+        self.gone = self.gone | (on_road & (self.place >= self.lengths[self.route]))
+        self._spawn_cars()
         reward = WAIT_PENALTY * self.wait + CRASH_PENALTY * self.crashed.float()
         reward = torch.where(self.alive, reward, 0.0)
         return self._observe(reward=reward.unsqueeze(-1), terminated=self.gone.unsqueeze(-1))
@@ -305,33 +319,33 @@ class TrafficJunction(MarlEnv):
         counts = self.wait.new_zeros(self.num_envs, self.size**2 + 1)
         return counts.scatter_add(1, self.at, self.alive.long())
 
-    def _let_in(self) -> None:
+    def _spawn_cars(self) -> None:
         """Adds new cars in the order of their index, at most one per entry."""
         n_arrivals, n_choices = self.of_arrival.shape
         shape = (self.num_envs, n_arrivals)
-        comes = torch.rand(shape, device=self.device) < self.arrival_rate
-        choice = torch.randint(n_choices, shape, device=self.device)
-        rank = comes.cumsum(1)  # the first new car has rank 1
-        comes = comes & (rank <= self.capacity - self.alive.sum(1, keepdim=True))
-        number = self.came.sum(1, keepdim=True) + rank - 1
+        arrives = torch.rand(shape, device=self.device) < self.arrival_rate
+        route_choice = torch.randint(n_choices, shape, device=self.device)
+        rank = arrives.cumsum(1)  # the first new car has rank 1
+        arrives = arrives & (rank <= self.capacity - self.alive.sum(1, keepdim=True))
+        index = self.came.sum(1, keepdim=True) + rank - 1
         agents = torch.arange(self.n_agents, device=self.device)
-        is_it = comes.unsqueeze(1) & (number.unsqueeze(1) == agents.unsqueeze(-1))  # [E, N, A]
-        route = torch.arange(n_arrivals, device=self.device) * n_choices + choice
-        self.route = self.route + (is_it * route.unsqueeze(1)).sum(-1)
-        self.came = self.came | is_it.any(-1)
+        is_new = arrives.unsqueeze(1) & (index.unsqueeze(1) == agents.unsqueeze(-1))  # [E, N, A]
+        route = torch.arange(n_arrivals, device=self.device) * n_choices + route_choice
+        self.route = self.route + (is_new * route.unsqueeze(1)).sum(-1)
+        self.came = self.came | is_new.any(-1)
 
     def _observe(self, **leaves: Tensor) -> dict[str, Any]:
-        seen = self.windows[self.at]  # [E, N, W]
-        cars = self._count_cars().gather(1, seen.flatten(1)).view(*seen.shape, 1)
-        which = one_hot(self.road_cells[seen], self.n_road_cells + 1)
-        around = torch.cat([which, cars], -1).flatten(2)
-        parts = [self.braked.unsqueeze(-1), one_hot(self.route, len(self.cells)), around]
+        visible = self.windows[self.at]  # [E, N, W]
+        n_cars = self._count_cars().gather(1, visible.flatten(1)).view(*visible.shape, 1)
+        cell_codes = one_hot(self.road_cells[visible], self.n_road_cells + 1)
+        view = torch.cat([cell_codes, n_cars], -1).flatten(2)
+        parts = [self.braked.unsqueeze(-1), one_hot(self.route, len(self.cells)), view]
         observation = torch.cat([x.float() for x in parts], -1) * self.alive.unsqueeze(-1)
         # Cars that have not entered yet wait; cars that have left are terminated.
-        own = {"observation": observation, "mask": self.came, **leaves}
-        return {"agents": own, "state": self._state()}
+        agents = {"observation": observation, "mask": self.came, **leaves}
+        return {"agents": agents, "state": self._encode_state()}
 
-    def _state(self) -> Tensor:
+    def _encode_state(self) -> Tensor:
         n_routes, longest = self.cells.shape
         place = self.route * longest + self.place.clamp_max(longest - 1)
         zeros = torch.zeros(self.num_envs, n_routes * longest, device=self.device)

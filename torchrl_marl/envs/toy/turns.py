@@ -75,11 +75,11 @@ class Nim(MarlEnv):
     @property
     def random_return(self) -> float:
         """The first player's expected return if both play at random."""
-        mover = [-1.0]
-        for n in range(1, self.largest + 1):
-            following = mover[-min(n, self.most) :]
-            mover.append(-sum(following) / len(following))
-        return sum(mover[1:]) / self.largest
+        values = [-1.0]
+        for n_stones in range(1, self.largest + 1):
+            next_values = values[-min(n_stones, self.most) :]
+            values.append(-sum(next_values) / len(next_values))
+        return sum(values[1:]) / self.largest
 
     def _reset(self, tensordict: TensorDictBase | None) -> dict[str, Any]:
         self.heap = torch.randint(1, self.largest + 1, (self.num_envs,), device=self.device)
@@ -96,24 +96,28 @@ class Nim(MarlEnv):
         return zero_sum_step(self._observe(), first_wins, (self.heap == 0).unsqueeze(-1))
 
     def _observe(self) -> dict[str, Any]:
-        seen = one_hot(self.heap, self.largest + 1).float()
+        observation = one_hot(self.heap, self.largest + 1).float()
         legal = torch.arange(self.most, device=self.device) < self.heap.unsqueeze(-1)
-        out: dict[str, Any] = {"state": seen}
+        output: dict[str, Any] = {"state": observation}
         for name, moves in (("first", ~self.second_moves), ("second", self.second_moves)):
             moves = moves.unsqueeze(-1)
             mask = (legal & moves).unsqueeze(1)
-            out[name] = {"observation": seen.unsqueeze(1), "mask": moves, "action_mask": mask}
-        return out
+            output[name] = {
+                "observation": observation.unsqueeze(1),
+                "mask": moves,
+                "action_mask": mask,
+            }
+        return output
 
     # ------------------------------------------------------------------------------- drawing
 
     def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
         """Returns a drawing of the players and the stones between them."""
-        took = [f"takes {int(word) + 1}" if word else "" for word in actions_in(self, step)]
-        shapes = players(self, took, [(-2.5, 0.0), (self.largest * 0.7 + 1.8, 0.0)])
-        there = int(self.heap[index])
+        labels = [f"takes {int(action) + 1}" if action else "" for action in actions_in(self, step)]
+        shapes = players(self, labels, [(-2.5, 0.0), (self.largest * 0.7 + 1.8, 0.0)])
+        n_stones = int(self.heap[index])
         for i in range(self.largest):
-            look: dict[str, Any] = {"radius": 0.28, "visible": i < there}
+            look: dict[str, Any] = {"radius": 0.28, "visible": i < n_stones}
             shapes.append(Shape(f"stone {i}", "object", "circle", 0.7 * i, 0.0, 0.0, GRAY, **look))
         return shapes
 
@@ -193,26 +197,26 @@ class Paces(MarlEnv):
         return self._observe()
 
     def _step(self, tensordict: TensorDictBase) -> dict[str, Any]:
-        acts = self.waits == 0
-        answers = (tensordict["agents", "action"] == self.cue).float()
-        self.right = torch.where(acts, answers, self.right)
-        self.waits = torch.where(acts, self.paces, self.waits) - 1
+        is_active = self.waits == 0
+        is_right = (tensordict["agents", "action"] == self.cue).float()
+        self.right = torch.where(is_active, is_right, self.right)
+        self.waits = torch.where(is_active, self.paces, self.waits) - 1
         return self._observe(reward=(self.right / self.paces).unsqueeze(-1))
 
     def _observe(self, **reward: Tensor) -> dict[str, Any]:
         self.cue = torch.randint(self.n_actions, self.waits.shape, device=self.device)
-        acts = (self.waits == 0).unsqueeze(-1)
-        left = (self.waits / self.paces).unsqueeze(-1)
-        seen = torch.cat([one_hot(self.cue, self.n_actions) * acts, left], -1)
-        own = {"observation": seen, "mask": acts.squeeze(-1), **reward}
-        return {"agents": own, "state": seen.flatten(1)}
+        is_active = (self.waits == 0).unsqueeze(-1)
+        waiting_time = (self.waits / self.paces).unsqueeze(-1)
+        observation = torch.cat([one_hot(self.cue, self.n_actions) * is_active, waiting_time], -1)
+        agents = {"observation": observation, "mask": is_active.squeeze(-1), **reward}
+        return {"agents": agents, "state": observation.flatten(1)}
 
     # ------------------------------------------------------------------------------- drawing
 
     def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
         """Returns a drawing of the agents with cues and waiting times; above each is its answer."""
         waits, cue = self.waits[index].tolist(), self.cue[index].tolist()
-        inside = ["" if left else str(own) for left, own in zip(waits, cue)]
-        below = [f"in {left}" if left else "" for left in waits]
-        good = [value > 0 for value in earned_in(self, step)]
-        return row(self, inside, actions_in(self, step), below, good)
+        inside = ["" if wait else str(own) for wait, own in zip(waits, cue)]
+        below = [f"in {wait}" if wait else "" for wait in waits]
+        earns = [value > 0 for value in earned_in(self, step)]
+        return row(self, inside, actions_in(self, step), below, earns)

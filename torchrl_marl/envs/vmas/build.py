@@ -81,24 +81,24 @@ class ScenarioReader:
 
     def read(self, env: Environment, *, rewards: bool) -> TensorDict:
         """Returns the output of a step if ``rewards`` is True, otherwise that of a reset."""
-        found = env._get_from_scenario(
+        outputs = env._get_from_scenario(
             get_observations=True, get_rewards=rewards, get_infos=self.info, get_dones=True
         )
-        observations, *found = found
-        earned = found.pop(0) if rewards else None
-        terminated, truncated, *infos = found
+        observations, *outputs = outputs
+        agent_rewards = outputs.pop(0) if rewards else None
+        terminated, truncated, *infos = outputs
         source: dict[str, Any] = {
             "done": (terminated | truncated).unsqueeze(-1),
             "terminated": terminated.unsqueeze(-1),
             "truncated": (truncated & ~terminated).unsqueeze(-1),
         }
-        known = infos[0] if infos else [{}] * len(observations)
-        for group, places in self.groups.items():
-            pack = self._stack_lazily if self.lazy[group] else self._stack_densely
-            source[group] = pack(
-                [observations[i] for i in places],
-                None if earned is None else [earned[i] for i in places],
-                [known[i] for i in places],
+        info_of_agents = infos[0] if infos else [{}] * len(observations)
+        for group, indices in self.groups.items():
+            stack = self._stack_lazily if self.lazy[group] else self._stack_densely
+            source[group] = stack(
+                [observations[i] for i in indices],
+                None if agent_rewards is None else [agent_rewards[i] for i in indices],
+                [info_of_agents[i] for i in indices],
                 torch.Size([env.num_envs]),
             )
         if self.state is not None:
@@ -109,7 +109,7 @@ class ScenarioReader:
     def central_state(self, env: Environment, observations: Sequence[Any]) -> Tensor:
         """Returns the input of a central critic, ``[E, S]``."""
         if not callable(self.state):
-            return torch.cat([row for x in observations for row in _rows(x)], -1)
+            return torch.cat([row for x in observations for row in _flatten_observation(x)], -1)
         state = self.state(env)
         if state.ndim != 2 or state.shape[0] != env.num_envs:
             raise ConfigError(
@@ -120,21 +120,21 @@ class ScenarioReader:
 
     def _stack_densely(self, observations, rewards, infos, size: torch.Size) -> TensorDictBase:
         size = torch.Size((*size, len(observations)))
-        source = {"observation": _stack(observations, size)}
+        source = {"observation": _stack_agents(observations, size)}
         if rewards is not None:
             source["reward"] = torch.stack([reward.reshape(-1, 1) for reward in rewards], 1)
         if infos[0]:
-            source["info"] = _stack([_floats(info) for info in infos], size)
+            source["info"] = _stack_agents([_to_floats(info) for info in infos], size)
         return TensorDict._new_unsafe(source, batch_size=size, device=self.device)
 
     def _stack_lazily(self, observations, rewards, infos, size: torch.Size) -> TensorDictBase:
         members = []
         for i, observation in enumerate(observations):
-            source = {"observation": _entry(observation, size)}
+            source = {"observation": _to_entry(observation, size)}
             if rewards is not None:
-                source["reward"] = _entry(rewards[i], size)
+                source["reward"] = _to_entry(rewards[i], size)
             if infos[i]:
-                source["info"] = _entry(_floats(infos[i]), size)
+                source["info"] = _to_entry(_to_floats(infos[i]), size)
             members.append(TensorDict(source, size, self.device))
         # The actions differ in shape, so the group is stacked lazily even if observations do not.
         return LazyStackedTensorDict(*members, stack_dim=1)
@@ -147,12 +147,12 @@ def where_reset(reset: Tensor, new: TensorDictBase, old: TensorDictBase) -> Tens
         return LazyStackedTensorDict(*[where_reset(reset, *pair) for pair in pairs], stack_dim=1)
     source: dict[str, Any] = {}
     for key, x in new.items():
-        before = old.get(key, None)
+        old_value = old.get(key, None)
         if isinstance(x, TensorDictBase):
-            source[key] = x if before is None else where_reset(reset, x, before)
+            source[key] = x if old_value is None else where_reset(reset, x, old_value)
         else:
-            rows = reset.view(-1, *[1] * (x.ndim - 1))
-            source[key] = x if before is None else torch.where(rows, x, before)
+            mask = reset.view(-1, *[1] * (x.ndim - 1))
+            source[key] = x if old_value is None else torch.where(mask, x, old_value)
     return TensorDict._new_unsafe(source, batch_size=new.batch_size, device=new.device)
 
 
@@ -179,29 +179,29 @@ def action_rows(
     return [row.int().argmax(-1) for row in rows] if one_hot else rows
 
 
-def _floats(info: dict[str, Tensor]) -> dict[str, Tensor]:
+def _to_floats(info: dict[str, Tensor]) -> dict[str, Tensor]:
     return {key: x.to(torch.float32) for key, x in info.items()}
 
 
-def _entry(x: Any, size: torch.Size) -> Any:
+def _to_entry(x: Any, size: torch.Size) -> Any:
     """Returns one agent's entry: a tensor with a feature dim, or a TensorDict of such tensors."""
     if isinstance(x, Tensor):
         return x.unsqueeze(-1) if x.ndim == 1 else x
-    return TensorDict({key: _entry(value, size) for key, value in x.items()}, size)
+    return TensorDict({key: _to_entry(value, size) for key, value in x.items()}, size)
 
 
-def _stack(entries: Sequence[Any], size: torch.Size) -> Any:
+def _stack_agents(entries: Sequence[Any], size: torch.Size) -> Any:
     """Stacks the agents' entries, tensors ``[E, ...]`` or dicts of such tensors, along dim 1."""
     if isinstance(entries[0], Tensor):
-        return torch.stack([_entry(x, size) for x in entries], 1)
-    source = {key: _stack([entry[key] for entry in entries], size) for key in entries[0]}
+        return torch.stack([_to_entry(x, size) for x in entries], 1)
+    source = {key: _stack_agents([entry[key] for entry in entries], size) for key in entries[0]}
     return TensorDict(source, size)
 
 
-def _rows(observation: Any) -> list[Tensor]:
+def _flatten_observation(observation: Any) -> list[Tensor]:
     if isinstance(observation, Tensor):
         return [observation.reshape(observation.shape[0], -1)]
-    return [row for value in observation.values() for row in _rows(value)]
+    return [row for value in observation.values() for row in _flatten_observation(value)]
 
 
 VIEWER = ("viewer", "visible_display", "text_lines")
@@ -344,12 +344,12 @@ class VmasSimulators:
     ) -> None:
         self.name = scenario if isinstance(scenario, str) else type(scenario).__name__
         self.seed = seed
-        self._stream = offset_seed(seed)
+        self._stream_seed = offset_seed(seed)
         self._scenario = copy.deepcopy(scenario)
         self._arguments = dict(arguments)
         self._info = info
         self.ranges: dict[str, ValueRange] = {}
-        self._state: SimulatorState | None = None
+        self._state_layout: SimulatorState | None = None
 
     def randomize(self, ranges: Mapping[str, Any]) -> None:
         """Sets the ranges of the parameters, and checks that the scenario supports them.
@@ -359,14 +359,14 @@ class VmasSimulators:
         """
         from torchrl_marl.envs.vmas.domain import VmasDomain, check_domain, read_vmas_ranges
 
-        with RandomState(self._stream).active():
+        with RandomState(self._stream_seed).active():
             self.ranges = {}
             probe = self.build(3, torch.device("cpu"))
             read = read_vmas_ranges(self.name, probe, ranges)
             if read:
                 probe.domain = VmasDomain(probe, read)
                 check_domain(self.name, probe, lambda: warm_up(probe, self._info))
-        self.ranges, self._state = read, None
+        self.ranges, self._state_layout = read, None
 
     def scenario(self) -> str | BaseScenario:
         """Returns a copy of the scenario, for use in another simulator."""
@@ -388,16 +388,16 @@ class VmasSimulators:
         Raises:
             SimulatorStateError: if the scenario's state cannot be read (``road_traffic``).
         """
-        if self._state is None:
+        if self._state_layout is None:
 
             def probe(num_envs: int) -> Environment:
                 env = self.build(num_envs, torch.device("cpu"))
                 warm_up(env, self._info)
                 return env
 
-            with RandomState(self._stream).active():
-                self._state = SimulatorState(probe, exclude=VIEWER)
-        return self._state
+            with RandomState(self._stream_seed).active():
+                self._state_layout = SimulatorState(probe, exclude=VIEWER)
+        return self._state_layout
 
     def reset_bank(self, simulator: Environment) -> ResetBank:
         """Builds a bank of initial states, drawn in advance, for a running simulator.
@@ -408,7 +408,7 @@ class VmasSimulators:
         state, n, device = self.state(), simulator.num_envs, simulator.device
         # The second simulator is built from the same seed. Its initial states are drawn from the
         # env's random state.
-        with RandomState(self._stream, device).active():
+        with RandomState(self._stream_seed, device).active():
             twin = self.build(n, device)
         step = functools.partial(warm_up, info=self._info)
         return ResetBank(state, simulator, twin, self.fresh_starts(), n, device, step=step)
@@ -416,15 +416,15 @@ class VmasSimulators:
     def fresh_starts(self) -> Callable[[Environment], None]:
         """Returns a function that resets all envs and draws a separate initial state for each."""
         n = SimulatorState.PROBES[1]
-        with RandomState(self._stream).active():
+        with RandomState(self._stream_seed).active():
             probe = self.build(n, torch.device("cpu"))
-            together = random_draws(lambda: reset_all(probe))
-            alone = random_draws(lambda: reset_at(probe, 0))
-        shared = [shape for shape in together if n not in shape]
+            draws_of_all = random_draws(lambda: reset_all(probe))
+            draws_of_one = random_draws(lambda: reset_at(probe, 0))
+        shared = [shape for shape in draws_of_all if n not in shape]
         # Some random numbers of a full reset are shared by all envs, such as the true goal. This is
         # allowed only if a reset of a single env does not draw them again.
-        draws_together = not shared or len(alone) <= len(together) - len(shared)
-        return reset_all if draws_together else reset_each
+        can_reset_together = not shared or len(draws_of_one) <= len(draws_of_all) - len(shared)
+        return reset_all if can_reset_together else reset_each
 
 
 @contextlib.contextmanager

@@ -51,11 +51,11 @@ class VmasParameter:
         setattr(self.holder, self.attribute, self.before)
 
 
-def _moving(entities: list[Entity]) -> list[Entity]:
+def _movable_entities(entities: list[Entity]) -> list[Entity]:
     return [x for x in entities if (x.movable or x.rotatable) and not x.is_joint]
 
 
-def _attributes(entity: Entity, world: World) -> Iterator[tuple[str, str, Any]]:
+def _entity_parameters(entity: Entity, world: World) -> Iterator[tuple[str, str, Any]]:
     """Yields the parameters of an entity: name, attribute and nominal value."""
     yield "mass", "_mass", entity.mass
     yield "drag", "_drag", world._drag if entity.drag is None else entity.drag
@@ -63,12 +63,12 @@ def _attributes(entity: Entity, world: World) -> Iterator[tuple[str, str, Any]]:
     yield "friction", "_linear_friction", world._linear_friction if friction is None else friction
 
 
-def _gravities(world: World) -> Iterator[VmasParameter]:
-    for entity in _moving(world.entities):
-        own = torch.zeros_like(world._gravity) if entity.gravity is None else entity.gravity
-        if bool((world._gravity + own).any()):
+def _gravity_parameters(world: World) -> Iterator[VmasParameter]:
+    for entity in _movable_entities(world.entities):
+        gravity = torch.zeros_like(world._gravity) if entity.gravity is None else entity.gravity
+        if bool((world._gravity + gravity).any()):
             # An entity's gravity is added to the world's, which decides branches of a step.
-            yield VmasParameter(entity, "_gravity", world._gravity + own, world._gravity)
+            yield VmasParameter(entity, "_gravity", world._gravity + gravity, world._gravity)
 
 
 def parameters_of(world: World) -> dict[str, list[VmasParameter]]:
@@ -78,8 +78,8 @@ def parameters_of(world: World) -> dict[str, list[VmasParameter]]:
     """
     found: dict[str, list[VmasParameter]] = {}
     for kind, entities in (("agent", world.agents), ("landmark", world.landmarks)):
-        for entity in _moving(entities):
-            for name, attribute, nominal in _attributes(entity, world):
+        for entity in _movable_entities(entities):
+            for name, attribute, nominal in _entity_parameters(entity, world):
                 if nominal is not None and bool(torch.as_tensor(nominal).any()):
                     own = VmasParameter(entity, attribute, nominal)
                     found.setdefault(f"{kind}_{name}", []).append(own)
@@ -87,11 +87,11 @@ def parameters_of(world: World) -> dict[str, list[VmasParameter]]:
         action = agent.action
         own = VmasParameter(action, "_u_multiplier_tensor", action.u_multiplier_tensor)
         found.setdefault("agent_force", []).append(own)
-    gravities = list(_gravities(world))
+    gravities = list(_gravity_parameters(world))
     return found | ({"gravity": gravities} if gravities else {})
 
 
-_OF_ALL_ENVS = {"agent_max_speed", "agent_max_force", "agent_max_torque", "landmark_max_speed"}
+_SHARED_BY_ENVS = {"agent_max_speed", "agent_max_force", "agent_max_torque", "landmark_max_speed"}
 
 
 def read_vmas_ranges(
@@ -109,7 +109,7 @@ def read_vmas_ranges(
     """
     known = list(parameters_of(env.world))
     for parameter in ranges:
-        if parameter in _OF_ALL_ENVS:
+        if parameter in _SHARED_BY_ENVS:
             raise ConfigError(
                 f"{name}: {parameter} cannot differ between envs, since VMAS compares it with all "
                 f"envs at once; it has {', '.join(known)}."
@@ -200,8 +200,8 @@ def check_domain(name: str, env: Environment, step: Callable[[], Any]) -> None:
             f"such as {drawn[0] if drawn else 'agent_mass'}=1.2."
         ) from error
     for key in drawn:
-        for one in domain.parameters[key]:
-            if not isinstance(getattr(one.holder, one.attribute), Tensor):
+        for parameter in domain.parameters[key]:
+            if not isinstance(getattr(parameter.holder, parameter.attribute), Tensor):
                 raise ConfigError(
                     f"{name}: {key} cannot be randomized, since the scenario sets it at each "
                     "reset; leave it out."

@@ -135,16 +135,16 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         scenario = out_of_file(scenario)
         seed = int(torch.randint(2**31, ())) if seed is None else seed
         self._simulator_seed = seed
-        self._state_of = state
+        self._state_source = state
         self._info = info
-        self._leader = self._packing = None
+        self._leader = self._leader_packing = None
         self._reset_envs = reset_all
         self._bank: ResetBank | None = None
-        self._undo: UndoWrites | None = None
+        self._undo_writes: UndoWrites | None = None
         # The last output of a step or reset, and the step count when the output was read.
-        self._given: tuple[TensorDictBase, Tensor, int] | None = None
-        self._refused: str | None = None
-        self._captured, self._graphs, self._drawn = None, None, {}
+        self._output_record: tuple[TensorDictBase, Tensor, int] | None = None
+        self._bank_refusal: str | None = None
+        self._captured, self._graphs, self._saved_pool = None, None, {}
         self._execution = "eager"
         self._arguments = {
             "continuous_actions": continuous_actions,
@@ -202,14 +202,14 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         flags = {key: flag.clone() for key in ("done", "terminated", "truncated")}
         self.full_done_spec_unbatched = Composite(flags, device=self.device)
         agents = [env.agents[i] for i in range(env.n_agents)]
-        places = {
+        indices = {
             group: [self.agent_names_to_indices_map[name] for name in names]
             for group, names in self.group_map.items()
         }
         self._reader = ScenarioReader(
-            places, self.het_specs_map, self._state_of, self._info, self.device
+            indices, self.het_specs_map, self._state_source, self._info, self.device
         )
-        if self._state_of is not None:
+        if self._state_source is not None:
             observations = [env.scenario.observation(agent) for agent in agents]
             state = self._reader.central_state(env, observations)
             # TorchRL computes wrong shapes for the unbatched spec of a lazily stacked group.
@@ -236,10 +236,10 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         envs = None if tensordict is None else tensordict.get("_reset", None)
         if envs is None or bool(envs.all()):
-            return self._reset_whole()
+            return self._reset_all_envs()
         ended = envs.reshape(self.batch_size)
         if self._execution != "eager":
-            start = self._by_graphs(lambda graphs: graphs.begin(ended))
+            start = self._run_graphs(lambda graphs: graphs.begin(ended))
             if start is not None:
                 return start
         with self.random_state.active():
@@ -249,36 +249,40 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
 
     def _read_after_reset(self, ended: Tensor, output: TensorDictBase | None) -> TensorDictBase:
         """Reads outputs after a reset; envs that were not reset keep their last output."""
-        with contextlib.nullcontext() if self._undo is None else self._undo.where(~ended):
+        with (
+            contextlib.nullcontext()
+            if self._undo_writes is None
+            else self._undo_writes.where(~ended)
+        ):
             read = self._read()
         return read if output is None else where_reset(ended, read, output)
 
     def _keep_output(self, output: TensorDictBase) -> TensorDictBase:
         steps = self._env.steps
-        self._given = output, steps, steps._version
+        self._output_record = output, steps, steps._version
         return output.copy()
 
     def _last_output(self) -> TensorDictBase | None:
         """Returns the last output; None if other code has stepped the simulator in the meantime."""
-        if self._given is None:
+        if self._output_record is None:
             return None
-        output, steps, version = self._given
+        output, steps, version = self._output_record
         return output if self._env.steps is steps and steps._version == version else None
 
-    def _reset_whole(self) -> TensorDictBase:
+    def _reset_all_envs(self) -> TensorDictBase:
         if self._graphs is not None:
             self._graphs.raise_failed()
         with self.random_state.active():
             self._follow_leader()
             self._reset_envs(self._env)
-            self._follow()
+            self._copy_leader_settings()
             return self._keep_output(self._read())
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         if self._captured is not None and self._captured.in_graph:
             return self.advance(tensordict)
         if self._execution != "eager":
-            stepped = self._by_graphs(lambda graphs: graphs.step(tensordict))
+            stepped = self._run_graphs(lambda graphs: graphs.step(tensordict))
             if stepped is not None:
                 return stepped
         with self.random_state.active():
@@ -287,14 +291,14 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
     def advance(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Steps the simulator eagerly, with random numbers from the active random state."""
         actions: list[Tensor] = [None] * self._env.n_agents  # type: ignore[list-item]
-        for group, places in self._reader.groups.items():
-            for i, row in zip(places, action_rows(self, tensordict, group)):
+        for group, indices in self._reader.groups.items():
+            for i, row in zip(indices, action_rows(self, tensordict, group)):
                 actions[i] = row.unsqueeze(-1) if row.ndim == 1 else row
         advance(self._env, actions)
         return self._reader.read(self._env, rewards=True)
 
     def _start_episodes(self, envs: Tensor) -> None:
-        bank = self._starts()
+        bank = self._get_reset_bank()
         if bank is not None:
             try:
                 bank.draw(envs)
@@ -344,7 +348,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
 
         vmas = self._env
         self._simulators.randomize(ranges)
-        self._forget()
+        self._discard_simulator_data()
         if hasattr(vmas, "domain"):
             vmas.domain.restore()
             del vmas.domain
@@ -353,11 +357,11 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
             with self.random_state.unchanged():
                 draw_domain(vmas)
 
-    def _forget(self) -> None:
+    def _discard_simulator_data(self) -> None:
         """Discards all that was built for the simulator: initial states, outputs and graphs."""
         self._env = self._env  # reading moves the state from the graphs to the simulator
-        self._bank = self._undo = self._given = self._captured = self._graphs = None
-        self._drawn = {}
+        self._bank = self._undo_writes = self._output_record = self._captured = self._graphs = None
+        self._saved_pool = {}
 
     # --------------------------------------------------------- random state, snapshot, starts
 
@@ -374,7 +378,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         self.random_state.seed(stream)
         if self._bank is not None:
             self._bank.empty()
-        self._drawn = {}
+        self._saved_pool = {}
         if self._graphs is not None:
             # A new pool is built, since the size of the old one depends on its seed.
             self._graphs.pool = self.reset_pool()
@@ -408,29 +412,29 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         check_parts(snapshot, ["of", "simulator"], type(self).__name__)
         check_snapshot(snapshot["of"], self._simulators.describe(self._env.num_envs))
         self._simulators.state().write(self._env, snapshot["simulator"])
-        bank = self._starts() if "starts" in snapshot.keys() else None
+        bank = self._get_reset_bank() if "starts" in snapshot.keys() else None
         if bank is not None:
             bank.load_state_dict(self._simulators.state(), snapshot["starts"])
         else:
             self._bank = None
-        self._drawn = snapshot["pool"].to_dict() if "pool" in snapshot.keys() else {}
+        self._saved_pool = snapshot["pool"].to_dict() if "pool" in snapshot.keys() else {}
         if self._graphs is not None:
-            self._graphs.pool.load_state_dict(self._drawn)
+            self._graphs.pool.load_state_dict(self._saved_pool)
         self.random_state.load_state_dict(dict(snapshot["random"].items()))
 
-    def _starts(self) -> ResetBank | None:
+    def _get_reset_bank(self) -> ResetBank | None:
         """Returns the bank of initial states; None if the scenario's state cannot be read."""
-        if self._bank is None and self._refused is None:
+        if self._bank is None and self._bank_refusal is None:
             try:
                 self._bank = self._simulators.reset_bank(self._env)
-                self._undo = UndoWrites(self._env, self._simulators.state())
+                self._undo_writes = UndoWrites(self._env, self._simulators.state())
             except SimulatorStateError as refusal:
                 why = f"the simulator's state cannot be written as tensors ({refusal})"
                 self._refuse_bank(why)
         return self._bank
 
     def _refuse_bank(self, why: str) -> None:
-        self._bank, self._refused = None, why
+        self._bank, self._bank_refusal = None, why
         name = self._simulators.name
         warnings.warn(f"{name}: envs are reset one by one, since {why}", stacklevel=2)
 
@@ -468,7 +472,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         if torch.device(device) == self.device:
             return self
         check_execution(self._execution, device, "VmasEnv.to")
-        self._forget()
+        self._discard_simulator_data()
         self.random_state = RandomState(offset_seed(self._simulator_seed), device)
         self._initial_tensors = {path: x.to(device) for path, x in self._initial_tensors.items()}
         super().to(device)
@@ -498,13 +502,13 @@ def _heuristic_policy(env: VmasEnv) -> Callable[[TensorDictBase], TensorDictBase
         return None
     try:
         heuristic = kind(continuous_action=True)
-        _act(env, heuristic, env.fake_tensordict())
+        _act_by_heuristic(env, heuristic, env.fake_tensordict())
     except (ImportError, TypeError, NotImplementedError, AttributeError):
         return None
-    return lambda tensordict: _act(env, heuristic, tensordict)
+    return lambda tensordict: _act_by_heuristic(env, heuristic, tensordict)
 
 
-def _act(env: VmasEnv, heuristic, tensordict: TensorDictBase) -> TensorDictBase:
+def _act_by_heuristic(env: VmasEnv, heuristic, tensordict: TensorDictBase) -> TensorDictBase:
     agents = {agent.name: agent for agent in env._env.agents}
     for group, names in env.group_map.items():
         observation = tensordict.get((group, "observation"))

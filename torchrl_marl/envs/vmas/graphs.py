@@ -51,9 +51,9 @@ class VmasGraphs:
     _execution: Execution
     _captured: CapturedSimulator | None
     _graphs: StepGraphs | None
-    _drawn: dict[str, Any]  # saved initial states, with which the pool of the graphs begins
+    _saved_pool: dict[str, Any]  # saved initial states, with which the pool of the graphs begins
     _leader: Environment | None  # in a twin: the simulator for which the twin draws initial states
-    _packing: Packing | None  # in a twin: the packing of the leader's state
+    _leader_packing: Packing | None  # in a twin: the packing of the leader's state
     _reset_envs: Callable[[Environment], None]
 
     @property
@@ -99,7 +99,7 @@ class VmasGraphs:
         if self._simulators.ranges:
             twin.randomize(self._simulators.ranges)
         twin.random_state, twin._leader = self.random_state, self._env
-        twin._packing = self.captured().packing
+        twin._leader_packing = self.captured().packing
         twin._reset_envs = self._simulators.fresh_starts()
         return twin
 
@@ -128,14 +128,14 @@ class VmasGraphs:
 
         return ResetPool(self.captured().packing, self._env, make, self._env.num_envs)
 
-    def _by_graphs(self, call: Callable[[StepGraphs], TensorDict]) -> TensorDict | None:
+    def _run_graphs(self, call: Callable[[StepGraphs], TensorDict]) -> TensorDict | None:
         """Calls a function with the graphs as argument; returns None if capture is impossible."""
         try:
             return call(self._step_graphs())
         except GraphCheckError:
             raise
         except (CaptureError, SimulatorStateError) as refusal:
-            self._execution, self._graphs, self._drawn = "eager", None, {}
+            self._execution, self._graphs, self._saved_pool = "eager", None, {}
             warnings.warn(
                 f"{self._simulators.name}: steps run eagerly, since they cannot be captured: "
                 f"{refusal}",
@@ -164,19 +164,19 @@ class VmasGraphs:
                 name=f"VmasEnv({self._simulators.name!r})",
                 execution=self._execution,
             )
-            graphs.pool.load_state_dict(self._drawn)
-            self._graphs, self._drawn = graphs, {}
+            graphs.pool.load_state_dict(self._saved_pool)
+            self._graphs, self._saved_pool = graphs, {}
         return self._graphs
 
     def _follow_leader(self) -> None:
         """Copies the leader's settings to this twin, also settings with one value per env."""
-        self._follow(rows=True)
+        self._copy_leader_settings(per_env=True)
 
-    def _follow(self, rows: bool = False) -> None:
-        """Copies the leader's settings to this twin; with ``rows``, also settings per env."""
-        if self._leader is not None and self._packing is not None:
-            sizes, packing = (self._env.num_envs, self._leader.num_envs), self._packing
-            moving = packing.written if rows else None
+    def _copy_leader_settings(self, per_env: bool = False) -> None:
+        """Copies the leader's settings to this twin; with ``per_env``, also settings per env."""
+        if self._leader is not None and self._leader_packing is not None:
+            sizes, packing = (self._env.num_envs, self._leader.num_envs), self._leader_packing
+            moving = packing.written if per_env else None
             copy_settings(self._env, self._leader, sizes, VIEWER, packing.batched, moving)
 
     def _read(self) -> TensorDict:
@@ -184,9 +184,9 @@ class VmasGraphs:
         return self._reader.read(self._env, rewards=False)
 
     def _pool_state(self) -> dict[str, Any]:
-        return self._drawn if self._graphs is None else self._graphs.pool.state_dict()
+        return self._saved_pool if self._graphs is None else self._graphs.pool.state_dict()
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy captures its graphs again, and continues with the same pool of initial states.
-        state = {**self.__dict__, "_vmas": self._env, "_drawn": self._pool_state()}
-        return {**state, "_captured": None, "_graphs": None, "_given": None}
+        state = {**self.__dict__, "_vmas": self._env, "_saved_pool": self._pool_state()}
+        return {**state, "_captured": None, "_graphs": None, "_output_record": None}

@@ -38,10 +38,10 @@ def scenario_arguments(scenario: str) -> frozenset[str] | None:
     Args:
         scenario (str): name of a scenario, or path of a Python file that defines one.
     """
-    return _read(_source_of(scenario)).known
+    return _read_arguments(_read_source(scenario)).known
 
 
-def _source_of(scenario: str) -> str:
+def _read_source(scenario: str) -> str:
     """Returns the source code of a scenario; raises an error if it cannot be found or parsed."""
     if not scenario.endswith(".py"):
         return _scenario_files()[scenario].read_text()
@@ -70,7 +70,7 @@ def out_of_file(scenario: str | BaseScenario) -> str | BaseScenario:
     return kind()
 
 
-def _read(source: str) -> _ArgumentReader:
+def _read_arguments(source: str) -> _ArgumentReader:
     """Finds the arguments that a scenario's source code reads from the parameter ``kwargs``."""
     reader = _ArgumentReader()
     reader.visit(ast.parse(source))
@@ -90,7 +90,7 @@ def check_scenario(scenario: str | BaseScenario, arguments: dict[str, Any]) -> N
         MissingExtraError: if VMAS is not installed.
     """
     if not isinstance(scenario, str):
-        known = _arguments_of(type(scenario))
+        known = _class_arguments(type(scenario))
         if known is not None:
             check_arguments(type(scenario).__name__, arguments, known)
         return
@@ -103,7 +103,7 @@ def check_scenario(scenario: str | BaseScenario, arguments: dict[str, Any]) -> N
             f"{nearest(scenario, names) or own_environment_hint(scenario)}"
             "`torchrl-marl list scenarios` shows all."
         )
-    reader = _read(_source_of(scenario))
+    reader = _read_arguments(_read_source(scenario))
     if reader.known is not None:
         check_arguments(scenario, arguments, reader.known)
     check_kinds(arguments, reader.defaults)
@@ -123,7 +123,7 @@ def check_arguments(scenario: str, arguments: dict[str, Any], known: frozenset[s
             )
 
 
-def _arguments_of(scenario: type) -> frozenset[str] | None:
+def _class_arguments(scenario: type) -> frozenset[str] | None:
     """Returns the arguments that a scenario's class and base classes read; None if unknown."""
     known: frozenset[str] = frozenset()
     for cls in scenario.__mro__:
@@ -131,7 +131,7 @@ def _arguments_of(scenario: type) -> frozenset[str] | None:
             continue
         module = inspect.getmodule(cls)
         try:
-            names = None if module is None else _read(inspect.getsource(module)).known
+            names = None if module is None else _read_arguments(inspect.getsource(module)).known
         except (OSError, TypeError):
             return None
         if names is None:
@@ -141,10 +141,10 @@ def _arguments_of(scenario: type) -> frozenset[str] | None:
 
 
 def _scenario_files() -> dict[str, Path]:
-    found = importlib.util.find_spec("vmas")
-    if found is None or not found.submodule_search_locations:
+    package = importlib.util.find_spec("vmas")
+    if package is None or not package.submodule_search_locations:
         raise MissingExtraError("VMAS", "vmas")
-    folder = Path(list(found.submodule_search_locations)[0]) / "scenarios"
+    folder = Path(list(package.submodule_search_locations)[0]) / "scenarios"
     return {path.stem: path for path in folder.rglob("*.py") if path.stem != "__init__"}
 
 
@@ -183,7 +183,7 @@ class _ArgumentReader(ast.NodeVisitor):
     def visit_Call(self, node: ast.Call) -> None:
         function = node.func
         reads = isinstance(function, ast.Attribute) and self._is_kwargs(function.value)
-        name = _text(node.args[0]) if node.args else None
+        name = _string_value(node.args[0]) if node.args else None
         if reads and ast.unparse(function).endswith((".pop", ".get")) and name is not None:
             self.names.add(name)
             rest = node.args[1:]
@@ -200,12 +200,12 @@ class _ArgumentReader(ast.NodeVisitor):
         for argument in rest:
             self.visit(argument)
         for keyword in node.keywords:
-            own = ast.unparse(function).startswith(("self.", "super()"))
-            if not (keyword.arg is None and self._is_kwargs(keyword.value) and own):
+            passes_on = ast.unparse(function).startswith(("self.", "super()"))
+            if not (keyword.arg is None and self._is_kwargs(keyword.value) and passes_on):
                 self.visit(keyword.value)
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
-        name = _text(node.slice)
+        name = _string_value(node.slice)
         if self._is_kwargs(node.value) and name is not None:
             self.names.add(name)
         else:
@@ -219,7 +219,7 @@ class _ArgumentReader(ast.NodeVisitor):
         return isinstance(node, ast.Name) and bool(self._kwargs) and node.id == self._kwargs[-1]
 
 
-def _text(node: ast.expr) -> str | None:
+def _string_value(node: ast.expr) -> str | None:
     """Returns the text of a string literal; None for other expressions."""
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
