@@ -24,10 +24,10 @@ from torchrl_marl.envs.agents.declared_env import DeclaredEnv
 from torchrl_marl.envs.agents.life_cycle import (
     GroupFlags,
     TeamFlags,
-    begun,
-    earned,
-    ended,
-    episode_of,
+    episode_state,
+    flags_after_reset,
+    flags_after_step,
+    mask_rewards,
     where_fresh,
 )
 from torchrl_marl.envs.agents.spaces import check_bounds
@@ -348,7 +348,7 @@ class MarlEnv(DomainParameters, EnvGraphs, DeclaredEnv):
         if fresh is not None and running is not None:
             running.put_back(~fresh)
         self._start_episode(source, fresh)
-        return self._wrap(self._episode["given"])
+        return self._to_tensordict(self._episode["given"])
 
     def _drawing(self) -> contextlib.AbstractContextManager[None]:
         """Context in which the env's random state is used; captured steps use torch's instead."""
@@ -359,9 +359,9 @@ class MarlEnv(DomainParameters, EnvGraphs, DeclaredEnv):
         steps = torch.zeros(self.batch_size, dtype=torch.int64, device=self.device)
         false = torch.zeros(*self.batch_size, 1, dtype=torch.bool, device=self.device)
         root = TeamFlags(false, false)
-        groups = begun(self.team, root, source)
+        groups = flags_after_reset(self.team, root, source)
         born = {n: flags.mask | self.in_turns for n, flags in groups.items()}
-        episode = episode_of(steps, root, groups, source, born)
+        episode = episode_state(steps, root, groups, source, born)
         self._episode = episode if fresh is None else where_fresh(fresh, episode, self._episode)
         self._with_mask = {name for name in self.team.groups if "mask" in source[name]}
         if self.respawns and not self._with_mask:
@@ -392,12 +392,12 @@ class MarlEnv(DomainParameters, EnvGraphs, DeclaredEnv):
                 )
         flags_before = {name: GroupFlags(**flags) for name, flags in before["groups"].items()}
         rewards = {
-            name: earned(source[name].pop("reward"), flags, before["born"][name])
+            name: mask_rewards(source[name].pop("reward"), flags, before["born"][name])
             for name, flags in flags_before.items()
         }
         steps = before["steps"] + 1
         limit = None if self.max_steps is None else (steps >= self.max_steps).unsqueeze(-1)
-        groups = ended(flags_before, source)
+        groups = flags_after_step(flags_before, source)
         ends = source.pop("terminated", None), source.pop("truncated", None)
         last = [] if self.respawns else list(groups.values())
         root = TeamFlags(**before["root"]).after(last, *ends, limit)
@@ -406,10 +406,10 @@ class MarlEnv(DomainParameters, EnvGraphs, DeclaredEnv):
             groups[name] = groups[name].revived(flags_before[name], acts, root)
         groups = {n: flags.closed_by(root, source[n].get("mask")) for n, flags in groups.items()}
         born = {name: flags.mask | before["born"][name] for name, flags in groups.items()}
-        self._episode = episode_of(steps, root, groups, source, born)
+        self._episode = episode_state(steps, root, groups, source, born)
         self._check_values("_step", "observation", source)
         self._checked |= {"step", "_step"}
-        return self._wrap(self._episode["given"], rewards)
+        return self._to_tensordict(self._episode["given"], rewards)
 
     def _prepare_step(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Returns the input of ``_step``: adds flags, and sets actions of masked agents to 0."""
@@ -419,8 +419,8 @@ class MarlEnv(DomainParameters, EnvGraphs, DeclaredEnv):
         for name, flags in self._episode["groups"].items():
             kinds = self.group_kinds[name]
             own = {**flags, "done": flags["terminated"] | flags["truncated"]}
-            own |= kinds.acting(actions[name], flags["mask"])
-            tensordict.set(name, kinds.written(tensordict.get(name), own))
+            own |= kinds.zero_masked_actions(actions[name], flags["mask"])
+            tensordict.set(name, kinds.with_leaves(tensordict.get(name), own))
         return tensordict
 
     def _check_values(self, method: str, leaf: str, output: dict[str, dict[str, Any]]) -> None:
@@ -431,13 +431,15 @@ class MarlEnv(DomainParameters, EnvGraphs, DeclaredEnv):
         where = f"{type(self).__name__}.{method}"
         check_bounds(where, leaf, output, masks, self._declaration)
 
-    def _wrap(self, output: dict[str, Any], rewards: dict[str, Tensor] | None = None) -> TensorDict:
+    def _to_tensordict(
+        self, output: dict[str, Any], rewards: dict[str, Tensor] | None = None
+    ) -> TensorDict:
         source = dict(output)
         for name, group in self.team.groups.items():
             kinds = self.group_kinds[name]
             leaves = output[name] if rewards is None else {**output[name], "reward": rewards[name]}
             if kinds.lazy:
-                source[name] = kinds.stacked(leaves, self.batch_size, self.device)
+                source[name] = kinds.stack_lazily(leaves, self.batch_size, self.device)
                 continue
             source[name] = TensorDict(leaves, (*self.batch_size, group.n_agents), self.device)
         return TensorDict(source, self.batch_size, self.device)

@@ -39,7 +39,7 @@ class EnvGraphs:
     reset: Callable[..., Any]
     rand_action: Callable[..., Any]
     _step: Callable[..., Any]
-    _wrap: Callable[..., Any]
+    _to_tensordict: Callable[..., Any]
     _episode: dict[str, Any]
     _not_simulator: frozenset[Any]
     _declaration: Declaration
@@ -161,7 +161,7 @@ class EnvGraphs:
 
         def step(env: EnvGraphs) -> TensorDictBase:
             with RandomState(0, self.device).active():
-                return env.step(env.rand_action(env._wrap(env._episode["given"])))["next"]
+                return env.step(env.rand_action(env._to_tensordict(env._episode["given"])))["next"]
 
         try:
             env = copy.deepcopy(self)
@@ -214,7 +214,7 @@ class EnvGraphs:
     def _after_a_step(self) -> Any:
         if not self._episode:
             self.reset()
-        self._step(self.rand_action(self._wrap(self._episode["given"])))
+        self._step(self.rand_action(self._to_tensordict(self._episode["given"])))
         return self
 
 

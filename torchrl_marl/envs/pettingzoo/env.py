@@ -27,7 +27,7 @@ from torchrl_marl.envs.agents.declaration import (
 )
 from torchrl_marl.envs.agents.declared_env import AutoResetEnv, without_rewards
 from torchrl_marl.envs.agents.life_cycle import where_fresh
-from torchrl_marl.envs.agents.spaces import grouped
+from torchrl_marl.envs.agents.spaces import group_agents
 from torchrl_marl.envs.pettingzoo.build import Backend, info_keys, maker_of, probe
 from torchrl_marl.envs.pettingzoo.drawing import check_modes, mode_of
 from torchrl_marl.envs.pettingzoo.instance import CopyPlan, ParallelCopy, TurnCopy
@@ -163,7 +163,7 @@ class PettingZooEnv(FinalFrames, AutoResetEnv):
         self._is_given = not isinstance(env, str) and not drawn
         if first is not env:
             _close(make.name, first)
-        groups = grouped([own.agent for own in facts.agents], group_map)
+        groups = group_agents([own.agent for own in facts.agents], group_map)
         spaces = {own.agent: own for own in facts.agents}
         seated = {group: [spaces[agent] for agent in ids] for group, ids in groups.items()}
         features = facts.n_state if state == "world" else state
@@ -201,7 +201,7 @@ class PettingZooEnv(FinalFrames, AutoResetEnv):
         return self._rows.read("begun")
 
     def _play(self, actions: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
-        before = self._begun
+        before = self._next_input
         self._rows.write_actions(actions)
         self._rows.check_actions()
         restarted = self._workers.play()
@@ -275,7 +275,11 @@ class PettingZooEnv(FinalFrames, AutoResetEnv):
         except UserError as error:
             raise SimulatorStateError(str(error)) from error
         seeds = [-1 if seed is None else seed for seed in self._seeds]
-        ended = np.zeros(self.num_envs, bool) if self._ended is None else self._ended.cpu().numpy()
+        ended = (
+            np.zeros(self.num_envs, bool)
+            if self._already_reset is None
+            else self._already_reset.cpu().numpy()
+        )
         saved = {
             "of": f"{self._declaration.owner} x {self.num_envs}",
             "worlds": {
@@ -315,8 +319,8 @@ class PettingZooEnv(FinalFrames, AutoResetEnv):
         for name, rows in self._rows.rows.items():
             rows[...] = snapshot["rows"][name].cpu().numpy()
         self._seeds = [None if seed < 0 else seed for seed in snapshot["seeds"].tolist()]
-        self._begun = self._rows.read("begun")
-        self._ended = snapshot["ended"].to(self.device)
+        self._next_input = self._rows.read("begun")
+        self._already_reset = snapshot["ended"].to(self.device)
 
 
 def _close(name: str, env: Any) -> None:

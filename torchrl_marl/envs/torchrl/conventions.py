@@ -131,7 +131,7 @@ class Reading:
         self, td: TensorDictBase, name: str, kinds: GroupKinds, own: Mapping[str, Any]
     ) -> None:
         """Writes a group's actions, given for all agents ``[E, N, ...]`` or by kind."""
-        td.set(name, kinds.written(td.get(name), own))
+        td.set(name, kinds.with_leaves(td.get(name), own))
 
 
 class VmasReading(Reading):

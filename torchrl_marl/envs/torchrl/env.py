@@ -20,9 +20,9 @@ from torchrl_marl.envs.agents.declared_env import AutoResetEnv, without_rewards
 from torchrl_marl.envs.agents.life_cycle import (
     GroupFlags,
     TeamFlags,
-    begun,
-    earned,
-    ended,
+    flags_after_reset,
+    flags_after_step,
+    mask_rewards,
     where_fresh,
 )
 from torchrl_marl.envs.marl_env import MarlEnv
@@ -193,7 +193,9 @@ class TorchRLEnv(FinalFrames, AutoResetEnv):
         self._steps = torch.where(fresh.unsqueeze(-1), 0, self._steps)
         source = self._read(self._last, rewards=False)
         root = TeamFlags.running(self.batch_size, self.device)
-        groups = {name: x.__dict__ for name, x in begun(self.team, root, source).items()}
+        groups = {
+            name: x.__dict__ for name, x in flags_after_reset(self.team, root, source).items()
+        }
         born = {name: flags["mask"] for name, flags in groups.items()}
         self._born = where_fresh(fresh, born, self._born) if self._born else born
         self._flags = where_fresh(fresh, groups, self._flags) if self._flags else groups
@@ -205,13 +207,13 @@ class TorchRLEnv(FinalFrames, AutoResetEnv):
         self._steps = self._steps + 1
         source = self._read(self._last, rewards=True)
         before = {name: GroupFlags(**flags) for name, flags in self._flags.items()}
-        groups = ended(before, source)
+        groups = flags_after_step(before, source)
         root = TeamFlags.running(self.batch_size, self.device).after(
             list(groups.values()), *self._reading.ends(self._last, self._steps)
         )
         for name, flags in groups.items():
             own = source[name]
-            own["reward"] = earned(own["reward"], before[name], self._born[name])
+            own["reward"] = mask_rewards(own["reward"], before[name], self._born[name])
             closed = flags.closed_by(root, source[name].get("mask"))
             # At a time limit, of an agent or of the episode, returns are bootstrapped.
             stopped = before[name].mask & root.truncated & ~closed.terminated.squeeze(-1)
@@ -247,7 +249,7 @@ class TorchRLEnv(FinalFrames, AutoResetEnv):
         td = self._last.clone(recurse=False)
         td = td if self._inner.batch_size else td.unsqueeze(0)
         for name, kinds in self.group_kinds.items():
-            own = kinds.acting(actions[name], self._flags[name]["mask"])
+            own = kinds.zero_masked_actions(actions[name], self._flags[name]["mask"])
             self._reading.write(td, name, kinds, own)
         return td if self._inner.batch_size else td.squeeze(0)
 
