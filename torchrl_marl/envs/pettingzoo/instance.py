@@ -182,7 +182,7 @@ class OneCopy(ABC):
 
     @staticmethod
     def _copy_part(source: PartViews, target: PartViews, flags: bool) -> None:
-        """Copies observations and infos from one part of the row to the other, and maybe flags."""
+        """Copies all data but rewards to another part of the row; flags only if asked to."""
         for old, new in zip(source.data, target.data):
             new[...] = old
         for old, new in zip(source.all_flags if flags else (), target.all_flags):

@@ -340,7 +340,7 @@ class RowTensors:
                 self._refuse_field(part, field)
 
     def _refuse_field(self, part: str, field: str) -> None:
-        """Raises an error if a field has values that are not finite, except of ended agents."""
+        """Raises an error for a field that is not finite, unless only agents that are gone are."""
         values = self.rows[field]
         if field.endswith("/state"):
             if not np.isfinite(values).all():
