@@ -146,9 +146,7 @@ class OpenSpielGames(FinalFrames, AutoResetEnv):
                 legal[0, i, self._legal_actions(player)] = True
             ended = over.unsqueeze(1).expand(1, len(names), 1)
             output[name] = {
-                "observation": self._tensor([self._observation(player) for player in players])[
-                    None
-                ],
+                "observation": self._tensor([self._observation(p) for p in players])[None],
                 "action_mask": legal.to(self.device),
                 "mask": legal.any(-1).to(self.device),
                 "done": ended.clone(),
