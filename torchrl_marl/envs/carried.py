@@ -74,7 +74,7 @@ class CarriedTransform(Transform):
         return tensordict_reset
 
     def _start_episodes(self, group: TensorDictBase, spec: GroupSpec) -> None:
-        """Writes the carried leaves of new episodes, which are zeros before."""
+        """Sets the carried leaves at the start of episodes; they are zeros before the call."""
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         for name, spec in self.groups.items():
@@ -91,7 +91,7 @@ class CarriedTransform(Transform):
             group.set(leaf, before.get(leaf))
 
     def _transform_output(self, group: TensorDictBase, spec: GroupSpec) -> None:
-        """Transforms a group's output of a reset or step; the carried leaves are those before."""
+        """Transforms a group's output; its carried leaves still have the last step's values."""
 
     def _dense_group(self, tensordict: TensorDictBase, name: str) -> TensorDictBase:
         group = tensordict.get(name)

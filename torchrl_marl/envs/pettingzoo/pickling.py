@@ -56,6 +56,7 @@ class _Pickler(cloudpickle.Pickler):
         return super().reducer_override(obj)
 
 
+# Snapshots name _set_state, _surface and _font, so these functions keep their names.
 def _set_state(obj: Any, state: dict[str, Any]) -> None:
     vars(obj).update(state)
 

@@ -38,7 +38,7 @@ class OwnRandom:
 
     def __init__(self, seed: int) -> None:
         self.uses_python = False
-        self._left = _N_WATCHED
+        self._left = _N_WATCHED  # snapshots hold this attribute and those of seed()
         self._swaps_python = True
         self._outer_generator: Any = None
         self._outer_python_state: Any = None
