@@ -515,7 +515,7 @@ def test_snapshots_resume_exactly_and_seeds_are_reproducible(name):
 
     def play(env):
         env.restore(snapshot)
-        td, found = env._wrap(env._episode["given"]), []
+        td, found = env._to_tensordict(env._episode["given"]), []
         for act in acts:
             both = env.step_and_maybe_reset(td.set(("agent", "action"), act))
             td = both[1]

@@ -131,7 +131,7 @@ def test_probing_for_batched_state_has_no_side_effects():
         env, before = Worlds(seed=0), rng_states()
         env.reset()
         if probed:
-            slots = {".".join(path): batched for path, batched in env._slots_of_envs().items()}
+            slots = {".".join(path): batched for path, batched in env._find_env_slots().items()}
             assert not slots["square"] and slots["memory"] and slots["left"] and slots["things.a"]
             assert slots["start"] and slots["_buffers.buffer"]
             assert_same_rng(before, rng_states())
@@ -149,7 +149,7 @@ def test_equal_environments_are_probed_once(monkeypatch):
         env = Worlds(*args, **kwargs)
         env.square = torch.zeros(square, 3)
         env.reset()
-        return env._slots_of_envs()
+        return env._find_env_slots()
 
     first = slots(seed=0)
     assert slots(seed=5) == slots(seed=0) == first and len(probed) == 1
@@ -179,7 +179,7 @@ def test_fixed_size_environment_resets_without_warning():
     env, before = OneSize(), rng_states()
     drawn = env.random_state.state_dict()
     with torch.random.fork_rng():
-        assert env._slots_of_envs() is None
+        assert env._find_env_slots() is None
     assert_same_rng(before, rng_states())
     torch.testing.assert_close(env.random_state.state_dict(), drawn, equal_nan=True)
     after, _ = reset_first(env)
@@ -214,7 +214,7 @@ def test_env_that_forwards_its_arguments_is_built_in_other_sizes(make):
 
     env = make(HandsOn)
     assert env.twin(7).num_envs == 7
-    assert {(".".join(path)): x for path, x in env._slots_of_envs().items()}["square"] is False
+    assert {(".".join(path)): x for path, x in env._find_env_slots().items()}["square"] is False
 
 
 def test_snapshot_with_a_generator_is_refused():

@@ -155,7 +155,7 @@ def test_check_refuses_inconsistent_flags(change, message):
 
 def test_check_refuses_undeclared_respawns():
     class Undeclared(Cycles):
-        respawns = property(lambda self: self._inside)  # only within its own steps
+        respawns = property(lambda self: self._is_completing)  # only within its own steps
 
     with pytest.raises(SpecError, match=r"(?s)False again.*respawns = True"):
         check_marl_env(Undeclared(2, max_steps=12, seed=0))

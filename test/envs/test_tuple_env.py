@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 
 from torchrl_marl.envs import PettingZooEnv, check_marl_env, make_env
-from torchrl_marl.envs.pettingzoo.tuple_env import TupleEnv, _made
+from torchrl_marl.envs.pettingzoo.tuple_env import TupleEnv, _make_registered
 from torchrl_marl.errors import ConfigError, SpecError
 
 RWARE, LBF = "pettingzoo/rware/rware-tiny-2ag-v2", "pettingzoo/lbforaging/Foraging-5x5-2p-1f-v3"
@@ -124,7 +124,7 @@ def test_real_environments_pass_check_marl_env(name):
 def test_wrapped_environment_equals_the_gymnasium_one(name, limit):
     package = "rware" if "rware" in name else "lbforaging"
     pytest.importorskip(package)
-    ours, theirs = TupleEnv(_made(package, name)), _made(package, name)
+    ours, theirs = TupleEnv(_make_registered(package, name)), _make_registered(package, name)
     assert ours.max_steps == limit
     seen, _ = ours.reset(seed=7)
     twin, _ = theirs.reset(seed=7)
@@ -142,7 +142,7 @@ def test_wrapped_environment_equals_the_gymnasium_one(name, limit):
 
 def test_seeds_of_lbf_do_not_depend_on_the_last_episode():
     pytest.importorskip("lbforaging")
-    env = TupleEnv(_made("lbforaging", "Foraging-5x5-4p-1f-v3"))
+    env = TupleEnv(_make_registered("lbforaging", "Foraging-5x5-4p-1f-v3"))
     other = copy.deepcopy(env)
     for _ in range(3):
         other.reset(seed=3)

@@ -17,7 +17,7 @@ from torchrl_marl.errors import ConfigError
 from torchrl_marl.specs import GroupSpec, TeamSpec
 from torchrl_marl.specs.groups import is_lazy
 
-__all__ = ["CarriedTransform", "drawing", "inner_keys"]
+__all__ = ["CarriedTransform", "inner_keys", "use_random_state"]
 
 
 class CarriedTransform(Transform):
@@ -32,18 +32,18 @@ class CarriedTransform(Transform):
         """Groups of the environment."""
         groups = TeamSpec.from_env(self.parent).groups
         for group in groups.values():
-            self._check(group)
+            self._check_group(group)
         return groups
 
-    def _check(self, group: GroupSpec) -> None:
+    def _check_group(self, group: GroupSpec) -> None:
         """Raises an error if the transform cannot be applied to a group."""
 
     @cached_property
     def leaves(self) -> dict[str, dict[str, Unbounded]]:
         """Specs ``[N, ...]`` of the leaves that the transform carries, by group and leaf."""
-        return {name: self._leaves_of(group) for name, group in self.groups.items()}
+        return {name: self._carried_specs(group) for name, group in self.groups.items()}
 
-    def _leaves_of(self, group: GroupSpec) -> dict[str, Unbounded]:
+    def _carried_specs(self, group: GroupSpec) -> dict[str, Unbounded]:
         """Returns the specs ``[N, ...]`` of a group's carried leaves."""
         raise NotImplementedError
 
@@ -65,35 +65,35 @@ class CarriedTransform(Transform):
     ) -> TensorDictBase:
         size, device = self.parent.batch_size, self.parent.device
         for name, spec in self.groups.items():
-            group = self._dense(tensordict_reset, name)
+            group = self._dense_group(tensordict_reset, name)
             for leaf, own in self.leaves[name].items():
                 shape = (*size, *own.shape)
                 group.set(leaf, torch.zeros(shape, dtype=own.dtype, device=device))
-            self._begin(group, spec)
-            self._observe(group, spec)
+            self._start_episodes(group, spec)
+            self._transform_output(group, spec)
         return tensordict_reset
 
-    def _begin(self, group: TensorDictBase, spec: GroupSpec) -> None:
-        """Writes the carried leaves of new episodes, which are zeros before."""
+    def _start_episodes(self, group: TensorDictBase, spec: GroupSpec) -> None:
+        """Sets the carried leaves at the start of episodes; they are zeros before the call."""
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         for name, spec in self.groups.items():
-            self._carry(tensordict, next_tensordict, spec)
-            self._observe(next_tensordict.get(name), spec)
+            self._copy_carried(tensordict, next_tensordict, spec)
+            self._transform_output(next_tensordict.get(name), spec)
         return next_tensordict
 
-    def _carry(
+    def _copy_carried(
         self, tensordict: TensorDictBase, next_tensordict: TensorDictBase, spec: GroupSpec
     ) -> None:
         """Copies a group's carried leaves to the next step."""
-        before, group = tensordict.get(spec.name), self._dense(next_tensordict, spec.name)
+        before, group = tensordict.get(spec.name), self._dense_group(next_tensordict, spec.name)
         for leaf in self.leaves[spec.name]:
             group.set(leaf, before.get(leaf))
 
-    def _observe(self, group: TensorDictBase, spec: GroupSpec) -> None:
-        """Transforms a group's output of a reset or step; the carried leaves are those before."""
+    def _transform_output(self, group: TensorDictBase, spec: GroupSpec) -> None:
+        """Transforms a group's output; its carried leaves still have the last step's values."""
 
-    def _dense(self, tensordict: TensorDictBase, name: str) -> TensorDictBase:
+    def _dense_group(self, tensordict: TensorDictBase, name: str) -> TensorDictBase:
         group = tensordict.get(name)
         if is_lazy(group):
             raise ConfigError(
@@ -109,7 +109,7 @@ def inner_keys(group: GroupSpec) -> list[NestedKey]:
     return [key if len(key) > 1 else key[0] for key in keys]
 
 
-def drawing(env: EnvBase) -> contextlib.AbstractContextManager[None]:
+def use_random_state(env: EnvBase) -> contextlib.AbstractContextManager[None]:
     """Returns a context in which the random state of an environment is used, if it has one."""
     while isinstance(env, TransformedEnv):
         env = env.base_env

@@ -64,7 +64,7 @@ class _NotAModule:
         )
 
 
-class _TakenBy(ReadWhere):
+class _ReadByLibraries(ReadWhere):
     """Marks a setting that only custom environments and some of the libraries read."""
 
     def __init__(self, setting: str) -> None:
@@ -74,8 +74,8 @@ class _TakenBy(ReadWhere):
     @property
     def values(self) -> tuple[str, ...]:  # type: ignore[override]
         """Returns the libraries that read the setting; ``"module:Class"`` means custom ones."""
-        taking = (name for name, library in LIBRARIES.items() if self._setting in library.settings)
-        return (*taking, OWN_ENVIRONMENT)
+        reading = (name for name, library in LIBRARIES.items() if self._setting in library.settings)
+        return (*reading, OWN_ENVIRONMENT)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class EnvConfig:
     For VMAS, this can also be the path of a scenario's Python file."""
     num_envs: Annotated[Count, Formerly("n_envs")] = 64
     """Number of parallel copies of the environment."""
-    max_steps: Annotated[Count | None, _TakenBy("max_steps")] = 100
+    max_steps: Annotated[Count | None, _ReadByLibraries("max_steps")] = 100
     """Number of steps after which an episode is truncated; null: no limit."""
     continuous_actions: bool = True
     """Continuous instead of discrete actions, in environments that support both."""
@@ -102,19 +102,21 @@ class EnvConfig:
 
     ``observations``: the observations of all agents. ``world``: the environment's own state.
     Null: environments that always have a state keep it; the others have no ``"state"``."""
-    info: Annotated[bool, _TakenBy("info")] = False
+    info: Annotated[bool, _ReadByLibraries("info")] = False
     """Compute the environment's ``info`` entries and collect them in the batch."""
-    group_map: Annotated[dict[str, Any], _TakenBy("group_map")] = field(default_factory=dict)
+    group_map: Annotated[dict[str, Any], _ReadByLibraries("group_map")] = field(
+        default_factory=dict
+    )
     """Names of the agents of each group, such as ``{team: [speaker_0, listener_0]}``.
 
     Empty: the library's grouping. VMAS groups agents by the prefixes of their names."""
-    workers: Annotated[int, Range(0), _TakenBy("workers")] = 0
+    workers: Annotated[int, Range(0), _ReadByLibraries("workers")] = 0
     """Number of processes that run the copies of a Python environment; 0: the training process."""
     worker_timeout: Annotated[
-        Positive, _TakenBy("worker_timeout"), ReadWhere("workers", 0, but=True)
+        Positive, _ReadByLibraries("worker_timeout"), ReadWhere("workers", 0, but=True)
     ] = 60.0
     """Seconds after which a worker that does not answer counts as hanging."""
-    restart_workers: Annotated[bool, _TakenBy("restart_workers")] = False
+    restart_workers: Annotated[bool, _ReadByLibraries("restart_workers")] = False
     """Restart workers that crash or hang, instead of stopping the run. The metric
     ``worker_restarts`` counts the restarts."""
     kwargs: Annotated[dict[str, Any], Arguments("library", LIBRARIES)] = field(default_factory=dict)

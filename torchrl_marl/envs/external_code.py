@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 # Settings that custom environments take in any case, or that `make_env` applies.
-_OF_EVERY_ENVIRONMENT = (
+_COMMON_FIELDS = (
     *("library", "name", "num_envs", "kwargs", "randomize", "reward_scale", "other_play"),
 )
 
@@ -61,10 +61,10 @@ def external_code(env: EnvConfig) -> str | None:
     library = env.record
     module = None if library is None or library.foreign is None else library.foreign(env)
     if module is None or module.endswith(".py"):
-        return None if module is None else _file(module)
+        return None if module is None else _describe_file(module)
     package = module.partition(".")[0]
-    there = place_of(package) or place_of(package, [os.getcwd()])
-    return None if there is None else f"module {module!r} (in {there!r})"
+    folder = place_of(package) or place_of(package, [os.getcwd()])
+    return None if folder is None else f"module {module!r} (in {folder!r})"
 
 
 def code_at(place: str) -> str:
@@ -74,12 +74,12 @@ def code_at(place: str) -> str:
         place (str): the part before the colon.
     """
     if place.endswith(".py"):
-        return _file(place)
+        return _describe_file(place)
     found = place_of(place.partition(".")[0], [os.getcwd(), *sys.path]) or os.getcwd()
     return f"module {place!r} (in {found!r})"
 
 
-def _file(path: str) -> str:
+def _describe_file(path: str) -> str:
     return f"file {str(Path(path).resolve())!r}"
 
 
@@ -134,7 +134,7 @@ def import_own(library: str, key: str = "env.library") -> Any:
     if place.endswith(".py"):
         module = import_file(Path(place))
     else:
-        with current_folder(place, first=True), _importing(place):
+        with current_folder(place, first=True), _report_import_errors(place):
             module = importlib.import_module(place)
     if not callable(found := getattr(module, name, None)):
         known = [key for key, value in vars(module).items() if inspect.isclass(value)]
@@ -157,7 +157,7 @@ def import_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    with _importing(str(path)):
+    with _report_import_errors(str(path)):
         spec.loader.exec_module(module)
     if importlib.util.find_spec("cloudpickle") is not None:
         import cloudpickle
@@ -189,34 +189,34 @@ def build_own(
     from torchrl_marl.envs.torchrl.env import adapt
 
     maker = import_own(config.library)
-    taken = _arguments_of(maker)
-    if not (inspect.isclass(maker) and issubclass(maker, EnvBase)) and "num_envs" not in taken:
+    accepted = _arguments_of(maker)
+    if not (inspect.isclass(maker) and issubclass(maker, EnvBase)) and "num_envs" not in accepted:
         read = find_library(MAKERS_LIBRARY).read(config, of_object=True) | {"num_envs": num_envs}
         return adapted(maker, MAKERS_LIBRARY, seed=seed, device=device, **read, **config.kwargs)
     offered: dict[str, Any] = {"num_envs": num_envs, "seed": seed, "device": device}
     defaults = EnvConfig()
     for field in fields(EnvConfig):
         value = getattr(config, field.name)
-        if field.name in _OF_EVERY_ENVIRONMENT:
+        if field.name in _COMMON_FIELDS:
             continue
         offered[field.name] = value
-        unused = None if field.name == "max_steps" else getattr(defaults, field.name)
+        default = None if field.name == "max_steps" else getattr(defaults, field.name)
         # Only the built environment shows whether its actions are continuous.
-        if field.name not in {*taken, "continuous_actions"} and value != unused:
+        if field.name not in {*accepted, "continuous_actions"} and value != default:
             raise ConfigError(
                 f"env.{field.name} is {quoted(value)}, but {maker.__name__} takes no "
-                f"{field.name!r}; use env.{field.name}={'null' if unused is None else unused}."
+                f"{field.name!r}; use env.{field.name}={'null' if default is None else default}."
             )
     offered["group_map"] = dict(config.group_map) or None
-    env = maker(**{key: offered[key] for key in offered if key in taken}, **config.kwargs)
+    env = maker(**{key: offered[key] for key in offered if key in accepted}, **config.kwargs)
     if not isinstance(env, EnvBase) or env.batch_size.numel() != num_envs:
-        what = f"batch size {list(env.batch_size)}" if isinstance(env, EnvBase) else "no EnvBase"
+        found = f"batch size {list(env.batch_size)}" if isinstance(env, EnvBase) else "no EnvBase"
         raise ConfigError(
-            f"{config.library} returns {what}, expected a TorchRL environment of batch size "
+            f"{config.library} returns {found}, expected a TorchRL environment of batch size "
             f"[{num_envs}] for num_envs={num_envs}."
         )
     env = adapt(env).to(device)
-    if seed is not None and "seed" not in taken:
+    if seed is not None and "seed" not in accepted:
         env.set_seed(seed)
     return env
 
@@ -237,15 +237,15 @@ def _arguments_of(maker: Any) -> set[str]:
 
 
 @contextmanager
-def _importing(place: str) -> Iterator[None]:
+def _report_import_errors(place: str) -> Iterator[None]:
     """Context in which an exception of a user's module becomes a one-sentence error."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigError(f"{quoted(place)} cannot be imported ({why}); fix it.") from error
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"{quoted(place)} cannot be imported ({reason}); fix it.") from error
 
 
 def adapted(env: Any, library: str, **settings: Any) -> EnvBase:

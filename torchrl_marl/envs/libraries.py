@@ -159,21 +159,24 @@ class Library:
         return read
 
 
-_ZOO = ("magent2", "sisl", "butterfly", "classic", "atari")
+_PETTINGZOO_PACKAGES = ("magent2", "sisl", "butterfly", "classic", "atari")
 _SMAX = "JaxMARL has SMAC's battles as SMAX: use env=jaxmarl/HeuristicEnemySMAX"
 _MPE = "use env=pettingzoo/mpe2/simple_spread_v3"
 _FORAGING = "it is in foraging: use env=foraging/lbf-8x8-2p-2f-coop or foraging/rware-tiny-4ag"
 _ROBOTS = "its robots are in mujoco: use env=mujoco/ant"
 _TORCHRL = "pass the TorchRL environment in Python: train(RECIPE, env={})".format
 # Advice for names that users may try, but that are no registered library.
-_ELSEWHERE = {
+_ADVICE = {
     **dict.fromkeys(("smac", "smacv2", "smax", "starcraft"), _SMAX),
     **dict.fromkeys(("mpe", "mpe2"), _MPE),
     **dict.fromkeys(("mamujoco", "gymnasium_robotics"), _ROBOTS),
     **dict.fromkeys(("lbf", "lbforaging", "rware"), _FORAGING),
     "overcooked": "it is in jaxmarl: use env=jaxmarl/overcooked",
     "hanabi": "it is in jaxmarl: use env=jaxmarl/hanabi",
-    **{name: f"it is in pettingzoo: use env=pettingzoo/{name}/ENVIRONMENT" for name in _ZOO},
+    **{
+        name: f"it is in pettingzoo: use env=pettingzoo/{name}/ENVIRONMENT"
+        for name in _PETTINGZOO_PACKAGES
+    },
     **dict.fromkeys(("isaac", "isaacsim", "isaacgym"), "use env.library=isaaclab"),
     **dict.fromkeys(
         ("gym", "gymnasium"), f"their environments have one agent each; for a team {_MPE}"
@@ -189,7 +192,7 @@ class Libraries(Registry[Library]):
 
     def advice(self, word: str) -> str | None:
         """Returns advice for a common name that is not registered; None for other names."""
-        return _ELSEWHERE.get(word.lower())
+        return _ADVICE.get(word.lower())
 
     def hook(self, word: str, name: str) -> Any:
         """Returns a library's training hook, or None.

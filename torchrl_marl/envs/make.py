@@ -81,12 +81,12 @@ def make_env(
             "'vmas/balance'; set it in the config or in the environment."
         )
     if not isinstance(env, EnvConfig):
-        return _take(env, seed, device, num_envs)
+        return _adapt_object(env, seed, device, num_envs)
     num_envs = env.num_envs if num_envs is None else num_envs
     if not isinstance(num_envs, int) or num_envs < 1:
         raise ConfigError(f"num_envs is {num_envs!r}, expected a number, 1 or more.")
     _check_bools(env)
-    built = _built(env, num_envs, seed, device, drawn)
+    built = _build(env, num_envs, seed, device, drawn)
     _check_actions(env, built)
     if env.other_play:
         from torchrl_marl.envs.symmetries import with_other_play
@@ -103,11 +103,11 @@ def make_env(
     return built
 
 
-def _built(
+def _build(
     env: EnvConfig, num_envs: int, seed: int | None, device: torch.device | str, drawn: bool
 ) -> EnvBase:
     own = ":" in env.library
-    make = build_own if own else partial(_make, drawn=drawn)
+    make = build_own if own else partial(_build_from_library, drawn=drawn)
     _check_settings(env)
     try:
         _check_memory(env, num_envs, make)
@@ -120,14 +120,14 @@ def _built(
                 f"env.num_envs is {quoted(num_envs)}, which needs more memory than available "
                 f"({quoted(str(error))}); use fewer."
             ) from error
-        why = " ".join(f"{type(error).__name__} {error}".split())[:500]
+        reason = " ".join(f"{type(error).__name__} {error}".split())[:500]
         texts = [name for name, value in env.kwargs.items() if isinstance(value, str)]
         given, check = f"env.kwargs={quoted(dict(env.kwargs))}", "check these values"
         if len(texts) == 1:  # the text is more likely wrong than the numbers
             given = f"env.kwargs.{texts[0]}={quoted(env.kwargs[texts[0]])}"
             check = "check it; a number may be needed"
         raise ConfigError(
-            f"{env.library} {quoted(env.name)} cannot be built with {given} ({why}); {check}."
+            f"{env.library} {quoted(env.name)} cannot be built with {given} ({reason}); {check}."
         ) from error
 
 
@@ -220,11 +220,14 @@ def _check_memory(env: EnvConfig, num_envs: int, make: Any) -> None:
     """Raises an error if one step of all envs does not fit into memory."""
     if num_envs < 100_000 or (env.record is not None and env.record.one_per_process):
         return
-    one = make(env, 1, 0, "cpu")
-    step = one.fake_tensordict().bytes()
-    one.close()
+    single_env = make(env, 1, 0, "cpu")
+    step_bytes = single_env.fake_tensordict().bytes()
+    single_env.close()
     refuse_too_large(
-        step * num_envs, "cpu", f"env.num_envs is {quoted(num_envs)}, a step of which", "use fewer"
+        step_bytes * num_envs,
+        "cpu",
+        f"env.num_envs is {quoted(num_envs)}, a step of which",
+        "use fewer",
     )
 
 
@@ -243,7 +246,9 @@ def _check_actions(env: EnvConfig, built: EnvBase) -> None:
         )
 
 
-def _take(env: Any, seed: int | None, device: torch.device | str, num_envs: int | None) -> EnvBase:
+def _adapt_object(
+    env: Any, seed: int | None, device: torch.device | str, num_envs: int | None
+) -> EnvBase:
     from torchrl_marl.envs.torchrl.env import adapt, check_environment
 
     check_environment(env)
@@ -257,7 +262,7 @@ def _take(env: Any, seed: int | None, device: torch.device | str, num_envs: int 
     return env
 
 
-def _make(
+def _build_from_library(
     config: EnvConfig,
     num_envs: int,
     seed: int | None,

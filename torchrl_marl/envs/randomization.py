@@ -15,7 +15,7 @@ from torch import Tensor
 from torchrl.data import Unbounded
 from torchrl.envs import Compose, EnvBase, TransformedEnv
 
-from torchrl_marl.envs.carried import CarriedTransform, drawing, inner_keys
+from torchrl_marl.envs.carried import CarriedTransform, inner_keys, use_random_state
 from torchrl_marl.envs.ranges import ValueRange
 from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.errors import ConfigError, nearest, quoted
@@ -25,7 +25,7 @@ from torchrl_marl.specs import GroupSpec
 __all__ = ["ActionDelay", "ActionNoise", "ObservationDelay", "ObservationNoise", "randomized"]
 
 
-_LONGEST = 10_000  # steps of a delay: each agent carries as many values
+_MAX_DELAY = 10_000  # steps of a delay: each agent carries as many values
 
 
 class _DrawnTransform(CarriedTransform):
@@ -54,13 +54,13 @@ class _DrawnTransform(CarriedTransform):
         """Range of the drawn value."""
         return ValueRange(self.low, self.high, self.log)
 
-    def _leaves_of(self, group: GroupSpec) -> dict[str, Unbounded]:
+    def _carried_specs(self, group: GroupSpec) -> dict[str, Unbounded]:
         shape = (group.n_agents,)
         return {} if self.range.is_fixed else {self.leaf: Unbounded(shape, dtype=self.dtype)}
 
-    def _begin(self, group: TensorDictBase, spec: GroupSpec) -> None:
+    def _start_episodes(self, group: TensorDictBase, spec: GroupSpec) -> None:
         if not self.range.is_fixed:
-            with drawing(self.parent):
+            with use_random_state(self.parent):
                 group.set(self.leaf, self._draw((*self.parent.batch_size, spec.n_agents)))
 
     def _draw(self, shape: tuple[int, ...]) -> Tensor:
@@ -87,14 +87,14 @@ class ObservationNoise(_DrawnTransform):
 
     leaf = "observation_noise"
 
-    def _observe(self, group: TensorDictBase, spec: GroupSpec) -> None:
+    def _transform_output(self, group: TensorDictBase, spec: GroupSpec) -> None:
         if not self.high:
             return
-        with drawing(self.parent):
+        with use_random_state(self.parent):
             for key in inner_keys(spec):
                 x = group.get(key)
                 if x.is_floating_point():
-                    group.set(key, _noisy(x, group.get(self.leaf, self.low)))
+                    group.set(key, _add_noise(x, group.get(self.leaf, self.low)))
 
 
 class ActionNoise(_DrawnTransform):
@@ -119,7 +119,7 @@ class ActionNoise(_DrawnTransform):
 
     leaf = "action_noise"
 
-    def _check(self, group: GroupSpec) -> None:
+    def _check_group(self, group: GroupSpec) -> None:
         if group.discrete or group.branches:
             raise ConfigError(
                 f"action_noise: group {group.name!r} has discrete actions, expected continuous "
@@ -131,13 +131,13 @@ class ActionNoise(_DrawnTransform):
         """Lower and upper bounds of the actions, ``[N, A]`` each, by group."""
         device = self.parent.device
         bounds = {name: group.action_bounds for name, group in self.groups.items()}
-        return {name: x and tuple(own.to(device) for own in x) for name, x in bounds.items()}
+        return {name: x and tuple(bound.to(device) for bound in x) for name, x in bounds.items()}
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
         for name in self.groups if self.high else ():
-            group = self._dense(tensordict, name)
-            with drawing(self.parent):
-                action = _noisy(group.get("action"), group.get(self.leaf, self.low))
+            group = self._dense_group(tensordict, name)
+            with use_random_state(self.parent):
+                action = _add_noise(group.get("action"), group.get(self.leaf, self.low))
             if (bounds := self.bounds[name]) is not None:
                 action = action.clamp(*bounds)
             group.set("action", action)
@@ -163,9 +163,9 @@ class _Delay(_DrawnTransform):
                 f"{self.leaf} is {quoted(range)}, but delays are drawn without log; use for "
                 f"example {self.leaf}=[{self.low:g},{self.high:g}]."
             )
-        if self.high > _LONGEST:
+        if self.high > _MAX_DELAY:
             raise ConfigError(
-                f"{self.leaf} is {quoted(range)}, expected at most {_LONGEST:,} steps."
+                f"{self.leaf} is {quoted(range)}, expected at most {_MAX_DELAY:,} steps."
             )
         if self.low != int(self.low) or self.high != int(self.high):
             raise ConfigError(
@@ -176,29 +176,29 @@ class _Delay(_DrawnTransform):
     def _draw(self, shape: tuple[int, ...]) -> Tensor:
         return torch.randint(int(self.low), int(self.high) + 1, shape, device=self.parent.device)
 
-    def _leaves_of(self, group: GroupSpec) -> dict[str, Unbounded]:
+    def _carried_specs(self, group: GroupSpec) -> dict[str, Unbounded]:
         n, depth = group.n_agents, int(self.high)
-        leaves = {**super()._leaves_of(group), self.count: Unbounded((n,), dtype=torch.int64)}
+        leaves = {**super()._carried_specs(group), self.count: Unbounded((n,), dtype=torch.int64)}
         for i, spec in enumerate(self._delayed_specs(group)):
             shape = (n, depth, *spec.shape[1:])
             leaves[f"{self.history}_{i}"] = Unbounded(shape, dtype=spec.dtype)
         return leaves
 
-    def _carry(
+    def _copy_carried(
         self, tensordict: TensorDictBase, next_tensordict: TensorDictBase, spec: GroupSpec
     ) -> None:
-        super()._carry(tensordict, next_tensordict, spec)
+        super()._copy_carried(tensordict, next_tensordict, spec)
         if spec.respawns and spec.agent_done:
             group = next_tensordict.get(spec.name)
-            ended, still = (td.get(spec.done_key) for td in (tensordict, next_tensordict))
-            new_life = (ended & ~still).squeeze(-1)
+            was_done, is_done = (td.get(spec.done_key) for td in (tensordict, next_tensordict))
+            new_life = (was_done & ~is_done).squeeze(-1)
             group.set(self.count, torch.where(new_life, 0, group.get(self.count)))
 
     def _delayed_specs(self, group: GroupSpec) -> list[Any]:
         """Returns the specs ``[N, ...]`` of a group's delayed leaves."""
         raise NotImplementedError
 
-    def _delay(self, group: TensorDictBase, spec: GroupSpec, keys: list[NestedKey]) -> None:
+    def _delay_leaves(self, group: TensorDictBase, spec: GroupSpec, keys: list[NestedKey]) -> None:
         """Replaces leaves of a group by their delayed values, and advances the histories."""
         count, acts = group.get(self.count), group.get("mask", None)
         acts = torch.ones_like(count, dtype=torch.bool) if acts is None else acts
@@ -207,10 +207,10 @@ class _Delay(_DrawnTransform):
         for i, key in enumerate(keys):
             x, past = group.get(key), group.get(f"{self.history}_{i}")
             values = torch.cat([x.unsqueeze(2), past], 2)
-            index, own = (expand_mask(y, x) for y in (delay, acts))
-            late = torch.take_along_dim(values, index.unsqueeze(2), 2).squeeze(2)
-            group.set(key, torch.where(own, late, x))
-            past = torch.where(own.unsqueeze(2), values[:, :, :-1], past)
+            index, acting = (expand_mask(y, x) for y in (delay, acts))
+            delayed = torch.take_along_dim(values, index.unsqueeze(2), 2).squeeze(2)
+            group.set(key, torch.where(acting, delayed, x))
+            past = torch.where(acting.unsqueeze(2), values[:, :, :-1], past)
             group.set(f"{self.history}_{i}", past)
         group.set(self.count, (count + acts).clamp(max=int(self.high)))
 
@@ -247,8 +247,8 @@ class ObservationDelay(_Delay):
         spec = self.parent.full_observation_spec_unbatched
         return [spec[key] for key in group.observation_keys]
 
-    def _observe(self, group: TensorDictBase, spec: GroupSpec) -> None:
-        self._delay(group, spec, inner_keys(spec))
+    def _transform_output(self, group: TensorDictBase, spec: GroupSpec) -> None:
+        self._delay_leaves(group, spec, inner_keys(spec))
 
 
 class ActionDelay(_Delay):
@@ -278,7 +278,7 @@ class ActionDelay(_Delay):
 
     leaf, history, count = "action_delay", "past_action", "past_action_count"
 
-    def _check(self, group: GroupSpec) -> None:
+    def _check_group(self, group: GroupSpec) -> None:
         if group.action_mask_key is not None:
             raise ConfigError(
                 f"action_delay: group {group.name!r} has action masks, so that a delayed action "
@@ -290,11 +290,11 @@ class ActionDelay(_Delay):
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
         for name, spec in self.groups.items():
-            self._delay(self._dense(tensordict, name), spec, ["action"])
+            self._delay_leaves(self._dense_group(tensordict, name), spec, ["action"])
         return tensordict
 
 
-def _noisy(x: Tensor, std: Tensor | float) -> Tensor:
+def _add_noise(x: Tensor, std: Tensor | float) -> Tensor:
     scale = expand_mask(std, x) if isinstance(std, Tensor) else std
     return x + torch.randn_like(x) * scale
 
@@ -335,14 +335,14 @@ def randomized(env: EnvBase, ranges: Mapping[str, Any]) -> EnvBase:
             f"randomized: ranges is {quoted(ranges)}, expected a dict of ranges by name, such as "
             '{"observation_noise": [0, 0.1]}.'
         )
-    own = {name: value for name, value in ranges.items() if name not in _TRANSFORMS}
-    if own:
-        _randomize_parameters(env, own)
-    parts = [kind(ranges[name]) for name, kind in _TRANSFORMS.items() if name in ranges]
-    parts = [part for part in parts if part.high > 0]
-    if not parts:
+    parameters = {name: value for name, value in ranges.items() if name not in _TRANSFORMS}
+    if parameters:
+        _randomize_parameters(env, parameters)
+    transforms = [kind(ranges[name]) for name, kind in _TRANSFORMS.items() if name in ranges]
+    transforms = [transform for transform in transforms if transform.high > 0]
+    if not transforms:
         return env
-    return TransformedEnv(with_dense_groups(env), Compose(*parts), auto_unwrap=True)
+    return TransformedEnv(with_dense_groups(env), Compose(*transforms), auto_unwrap=True)
 
 
 def _randomize_parameters(env: EnvBase, ranges: Mapping[str, Any]) -> None:

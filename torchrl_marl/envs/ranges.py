@@ -64,7 +64,7 @@ class ValueRange:
         if len(ends) != 2 or not all(map(_is_number, ends)) or not ends[0] <= ends[1]:
             raise ConfigError(
                 f"{name} is {quoted(value)}, expected a number, [low, high] or [low, high, log]; "
-                f"use for example {name}={_example(name)}."
+                f"use for example {name}={_example_range(name)}."
             )
         if log and ends[0] <= 0:
             raise ConfigError(
@@ -83,17 +83,17 @@ class ValueRange:
 
         if self.is_fixed:
             return torch.full(tuple(shape), self.low, device=device)
-        low, high, share = self.low, self.high, torch.rand(tuple(shape), device=device)
+        low, high, fraction = self.low, self.high, torch.rand(tuple(shape), device=device)
         if self.log:
-            return torch.exp(math.log(low) + math.log(high / low) * share).clamp(low, high)
-        return low + (high - low) * share
+            return torch.exp(math.log(low) + math.log(high / low) * fraction).clamp(low, high)
+        return low + (high - low) * fraction
 
 
 def _is_number(x: Any) -> bool:
     return isinstance(x, Real) and not isinstance(x, bool) and math.isfinite(x)
 
 
-def _example(name: str) -> str:
+def _example_range(name: str) -> str:
     if name.endswith("_delay"):
         return "[0,2]"
     return "[0,0.1]" if name.endswith("_noise") else "[0.8,1.2]"

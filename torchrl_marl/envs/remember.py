@@ -165,9 +165,9 @@ def with_memory(env: EnvBase, policy: nn.Module | Mapping[str, int]) -> EnvBase:
     sizes = hidden_sizes(policy) if isinstance(policy, nn.Module) else dict(policy)
     if isinstance(policy, nn.Module) and not sizes:
         return env
-    if any(type(part) is Remember for part in _parts_of(env)):
+    if any(type(part) is Remember for part in _transforms_of(env)):
         return env
-    trackers = [] if _is_tracked(env) else [AgentInitTracker()]
+    trackers = [] if _has_init_tracker(env) else [AgentInitTracker()]
     return TransformedEnv(env, Compose(*trackers, Remember(sizes)), auto_unwrap=True)
 
 
@@ -181,7 +181,7 @@ def hidden_sizes(policy: nn.Module) -> dict[str, int]:
 
 def remembered_keys(env: EnvBase) -> list[NestedKey]:
     """Returns the keys of the hidden states and player indices that an environment carries."""
-    parts = [part for part in _parts_of(env) if isinstance(part, Remember)]
+    parts = [part for part in _transforms_of(env) if isinstance(part, Remember)]
     return [(name, part.leaf) for part in parts for name in part.sizes]
 
 
@@ -191,15 +191,15 @@ def unrecorded_keys(env: EnvBase) -> list[NestedKey]:
     These are the hidden states after a step, which the next step has, and the state of the
     transforms of :mod:`~torchrl_marl.envs.randomization`.
     """
-    carried = [key for part in _parts_of(env) for key in getattr(part, "carried_keys", ())]
+    carried = [key for part in _transforms_of(env) for key in getattr(part, "carried_keys", ())]
     return [*carried, *(("next", *key) for key in (*remembered_keys(env), *carried))]
 
 
-def _is_tracked(env: EnvBase) -> bool:
-    return any(isinstance(part, AgentInitTracker) for part in _parts_of(env))
+def _has_init_tracker(env: EnvBase) -> bool:
+    return any(isinstance(part, AgentInitTracker) for part in _transforms_of(env))
 
 
-def _parts_of(env: EnvBase) -> list[Transform]:
+def _transforms_of(env: EnvBase) -> list[Transform]:
     """Returns the transforms of an environment, including those of inner environments."""
     found: list[Transform] = []
     while isinstance(env, TransformedEnv):

@@ -173,7 +173,7 @@ def scene(env: EnvBase, index: int = 0, step: TensorDictBase | None = None) -> P
         >>> [shape.name for shape in scene(env)]
         ['agent_0', 'agent_1', 'agent_2', 'goal', 'package', 'line', 'floor']
     """
-    draw = _drawable(env).scene
+    draw = _find_drawable(env).scene
     return draw(index, step) if len(inspect.signature(draw).parameters) > 1 else draw(index)
 
 
@@ -186,7 +186,7 @@ def stage(env: EnvBase) -> Stage | None:
     Raises:
         ConfigError: the environment cannot be drawn.
     """
-    found = getattr(_drawable(env), "stage", None)
+    found = getattr(_find_drawable(env), "stage", None)
     return None if found is None else found()
 
 
@@ -196,7 +196,7 @@ def check_scene(env: EnvBase) -> None:
     Raises:
         ConfigError: the environment cannot be drawn; the message names what is missing.
     """
-    check = getattr(_drawable(env), "check_scene", None)
+    check = getattr(_find_drawable(env), "check_scene", None)
     if check is not None:
         check()
 
@@ -209,7 +209,7 @@ def watched(env: EnvBase, number: int) -> Iterator[None]:
         env (EnvBase): environment with a method ``scene``.
         number (int): number of envs to draw, counted from the first.
     """
-    watch = getattr(_drawable(env), "watch", None)
+    watch = getattr(_find_drawable(env), "watch", None)
     if watch is None:
         yield
         return
@@ -220,7 +220,7 @@ def watched(env: EnvBase, number: int) -> Iterator[None]:
         watch(0)
 
 
-def _drawable(env: EnvBase) -> Any:
+def _find_drawable(env: EnvBase) -> Any:
     inner: Any = env
     while inner is not None:
         if callable(getattr(type(inner), "scene", None)):

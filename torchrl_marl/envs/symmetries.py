@@ -14,7 +14,7 @@ from torch import Tensor
 from torchrl.data import Unbounded
 from torchrl.envs import EnvBase, TransformedEnv
 
-from torchrl_marl.envs.carried import CarriedTransform, drawing, inner_keys
+from torchrl_marl.envs.carried import CarriedTransform, inner_keys, use_random_state
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.specs import GroupSpec
 
@@ -50,7 +50,7 @@ class Labels:
 
     def __init__(self, features: Sequence[int], actions: Sequence[int]) -> None:
         self.n = max([*features, *actions, -1]) + 1
-        self._tables = tuple(_table(x, self.n) for x in (features, actions))
+        self._tables = tuple(_index_tables(x, self.n) for x in (features, actions))
         self.n_features, self.n_actions = len(features), len(actions)
 
     def draw(self, shape: Sequence[int], device: torch.device | str | None = None) -> Tensor:
@@ -65,16 +65,16 @@ class Labels:
         """Returns which of the environment's actions each of the agent's is, ``[..., A]``."""
         return self._indices(order, 1)
 
-    def _indices(self, order: Tensor, which: int) -> Tensor:
-        own, places, labels, ranks = (x.to(order.device) for x in self._tables[which])
-        renamed = order[..., labels.clamp_min(0)]
-        return torch.where(labels < 0, own, places[renamed, ranks])
+    def _indices(self, order: Tensor, table: int) -> Tensor:
+        identity, places, labels, ranks = (x.to(order.device) for x in self._tables[table])
+        new_labels = order[..., labels.clamp_min(0)]
+        return torch.where(labels < 0, identity, places[new_labels, ranks])
 
 
-def _table(labels: Sequence[int], n: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _index_tables(labels: Sequence[int], n: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns the indices, the indices of each label ``[L, K]``, the labels, and their ranks."""
     places = [[i for i, own in enumerate(labels) if own == label] for label in range(n)]
-    sizes = sorted({len(own) for own in places})
+    sizes = sorted({len(entries) for entries in places})
     if n < 2 or len(sizes) > 1:
         raise ConfigError(
             f"Labels: found {n} labels with {sizes or 'no'} features or actions each, expected two "
@@ -84,8 +84,8 @@ def _table(labels: Sequence[int], n: int) -> tuple[Tensor, Tensor, Tensor, Tenso
         raise ConfigError(f"Labels: found the label {min(labels)}, expected -1 or more.")
     ranks = [places[own].index(i) if own >= 0 else 0 for i, own in enumerate(labels)]
     places = places if sizes[0] else [[0]] * n
-    own, known = torch.arange(len(labels)), torch.tensor(places)
-    return own, known, torch.tensor(labels, dtype=torch.int64), torch.tensor(ranks)
+    identity, entries_of_label = torch.arange(len(labels)), torch.tensor(places)
+    return identity, entries_of_label, torch.tensor(labels, dtype=torch.int64), torch.tensor(ranks)
 
 
 class OtherPlay(CarriedTransform):
@@ -124,7 +124,7 @@ class OtherPlay(CarriedTransform):
         super().__init__()
         self.labels = dict(labels)
 
-    def _check(self, group: GroupSpec) -> None:
+    def _check_group(self, group: GroupSpec) -> None:
         labels = self.labels.get(group.name)
         if not isinstance(labels, Labels):
             given = type(labels).__name__ if group.name in self.labels else [*self.labels]
@@ -147,36 +147,38 @@ class OtherPlay(CarriedTransform):
                 f"and its labels are for {expected[0]} and {expected[1]}."
             )
 
-    def _leaves_of(self, group: GroupSpec) -> dict[str, Unbounded]:
+    def _carried_specs(self, group: GroupSpec) -> dict[str, Unbounded]:
         shape = group.n_agents, self.labels[group.name].n
         return {self.leaf: Unbounded(shape, dtype=torch.int64)}
 
-    def _begin(self, group: TensorDictBase, spec: GroupSpec) -> None:
+    def _start_episodes(self, group: TensorDictBase, spec: GroupSpec) -> None:
         shape = (*self.parent.batch_size, spec.n_agents)
-        with drawing(self.parent):
+        with use_random_state(self.parent):
             group.set(self.leaf, self.labels[spec.name].draw(shape, self.parent.device))
 
-    def _observe(self, group: TensorDictBase, spec: GroupSpec) -> None:
+    def _transform_output(self, group: TensorDictBase, spec: GroupSpec) -> None:
         labels, order = self.labels[spec.name], group.get(self.leaf)
         [key] = inner_keys(spec)
-        group.set(key, _taken(group.get(key), labels.features_of(order)))
+        group.set(key, _take_entries(group.get(key), labels.features_of(order)))
         if spec.action_mask_key is not None:
             legal = group.get("action_mask")
-            group.set("action_mask", _taken(legal, labels.actions_of(order)))
+            group.set("action_mask", _take_entries(legal, labels.actions_of(order)))
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
         for name, spec in self.groups.items():
-            group = self._dense(tensordict, name)
+            group = self._dense_group(tensordict, name)
             labels, action, order = self.labels[name], group.get("action"), group.get(self.leaf)
             if spec.one_hot:
-                done = _taken(action, labels.actions_of(order.argsort(-1)))
+                environment_action = _take_entries(action, labels.actions_of(order.argsort(-1)))
             else:
-                done = _taken(labels.actions_of(order), action.unsqueeze(-1)).squeeze(-1)
-            group.set("action", done)
+                environment_action = _take_entries(
+                    labels.actions_of(order), action.unsqueeze(-1)
+                ).squeeze(-1)
+            group.set("action", environment_action)
         return tensordict
 
 
-def _taken(x: Tensor, index: Tensor) -> Tensor:
+def _take_entries(x: Tensor, index: Tensor) -> Tensor:
     """Takes entries of the last dimension ``[E, N, ..., F]`` by an index ``[E, N, F]``."""
     middle = x.shape[2:-1]
     index = index.view(*index.shape[:2], *(1 for _ in middle), index.shape[-1])
@@ -189,11 +191,11 @@ def symmetries_of(env: EnvBase) -> dict[str, Labels]:
     Args:
         env (EnvBase): any environment.
     """
-    base = _base(env)
+    base = _base_env(env)
     return dict(base.symmetries()) if hasattr(base, "symmetries") else {}
 
 
-def _base(env: EnvBase) -> Any:
+def _base_env(env: EnvBase) -> Any:
     return env.base_env if isinstance(env, TransformedEnv) else env
 
 
@@ -210,10 +212,10 @@ def with_other_play(env: EnvBase) -> EnvBase:
     labels = symmetries_of(env)
     if not labels:
         raise ConfigError(
-            f"{type(_base(env)).__name__} has no symmetries for Other-Play; use "
+            f"{type(_base_env(env)).__name__} has no symmetries for Other-Play; use "
             f"env.other_play=false, or an environment with symmetries() ({WITH_SYMMETRIES})."
         )
     transform = OtherPlay(labels)
-    found = TransformedEnv(env, transform, auto_unwrap=True)
+    transformed = TransformedEnv(env, transform, auto_unwrap=True)
     _ = transform.groups  # checks them
-    return found
+    return transformed

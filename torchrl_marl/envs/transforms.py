@@ -92,7 +92,7 @@ class PadAgents(Transform):
         for name in self.groups:
             group = spec.get(name, None)
             if group is not None and _is_stacked(group):
-                spec[name] = _dense(group, name, spec.shape)
+                spec[name] = _dense_spec(group, name, spec.shape)
         return spec
 
     transform_observation_spec = transform_reward_spec = transform_done_spec = _dense_groups
@@ -140,8 +140,8 @@ class AgentInitTracker(Transform):
             else:
                 init = init & ~tensordict.get(group.mask_key).unsqueeze(-1)
             if group.respawns and group.agent_done:
-                ended, still = (td.get(group.done_key) for td in (tensordict, next_tensordict))
-                init = init | (ended & ~still)
+                was_done, is_done = (td.get(group.done_key) for td in (tensordict, next_tensordict))
+                init = init | (was_done & ~is_done)
             next_tensordict.get(name).set(self.init_key, init)
         return next_tensordict
 
@@ -150,13 +150,13 @@ class AgentInitTracker(Transform):
     ) -> TensorDictBase:
         for name, group in self._groups.items():
             before = tensordict.get((name, self.init_key), None)
-            init = self._fresh(tensordict, group.n_agents)
+            init = self._reset_mask(tensordict, group.n_agents)
             # Some agents of running envs may not be born yet.
             init = init if before is None else init | before
             tensordict_reset.get(name).set(self.init_key, init)
         return tensordict_reset
 
-    def _fresh(self, tensordict: TensorDictBase, n_agents: int) -> Tensor:
+    def _reset_mask(self, tensordict: TensorDictBase, n_agents: int) -> Tensor:
         """Returns a mask ``[E, N, 1]`` of the agents in envs that are being reset."""
         shape = (*self.parent.batch_size, n_agents, 1)
         reset = tensordict.get("_reset", None)
@@ -195,7 +195,7 @@ class _PaddedComposite(Composite):
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, StackedComposite):
-            other = _dense(other, "", other.shape[: other.dim])
+            other = _dense_spec(other, "", other.shape[: other.dim])
         return super().__eq__(other)
 
 
@@ -204,7 +204,7 @@ def _is_stacked(group: TensorSpec) -> bool:
     return any(isinstance(leaf, (Stacked, StackedComposite)) for leaf in leaves)
 
 
-def _dense(group: Composite, name: str, batch: torch.Size) -> Composite:
+def _dense_spec(group: Composite, name: str, batch: torch.Size) -> Composite:
     first = (0,) * len(batch)
     members = [member[first] if batch else member for member in group.unbind(len(batch))]
     dense = pad_specs(members, f"group {name!r}").to(group.device)

@@ -31,7 +31,11 @@ class VmasScene:
         world = self._env._env.world
         agents = [_shape(agent, "agent", index) for agent in world.agents]
         others = [_shape(entity, _role(entity), index) for entity in world.landmarks]
-        return agents + others + [_message(agent, index) for agent in world.agents if _talks(agent)]
+        return (
+            agents
+            + others
+            + [_message_label(agent, index) for agent in world.agents if _sends_messages(agent)]
+        )
 
     def stage(self) -> Stage:
         """Returns the scenario's view and border."""
@@ -70,11 +74,11 @@ def _shape(entity: Agent | Entity, role: Any, index: int) -> Shape:
     )
 
 
-def _talks(agent: Agent) -> bool:
+def _sends_messages(agent: Agent) -> bool:
     return not agent.silent and isinstance(agent.state.c, Tensor) and agent.state.c.shape[-1] > 0
 
 
-def _message(agent: Agent, index: int) -> Shape:
+def _message_label(agent: Agent, index: int) -> Shape:
     """Returns an agent's label: the index and value of the largest component of its message."""
     message = agent.state.c[index].tolist()
     largest = max(range(len(message)), key=lambda i: abs(message[i]))

@@ -69,8 +69,8 @@ class Declaration:
             }
             for name, kinds in self.kinds.items()
         }
-        group_specs = {name: self._group_specs(name, own) for name, own in kind_specs.items()}
-        self.specs = self._specs(group_specs)
+        group_specs = {name: self._group_specs(name, specs) for name, specs in kind_specs.items()}
+        self.specs = self._build_specs(group_specs)
         self.reader = OutputReader(owner, num_envs, self.groups, group_specs, kind_specs, state)
 
     def with_agent(self, spec: AgentSpec, group: str | None = None) -> Declaration:
@@ -98,44 +98,44 @@ class Declaration:
     @property
     def n_observed(self) -> int:
         """Number of features of all agents' concatenated observations."""
-        every = [kind for own in self.kinds.values() for kind in own]
-        return sum(kind.n_agents * _n_features(kind.observation_spec) for kind in every)
+        kinds = [kind for group_kinds in self.kinds.values() for kind in group_kinds]
+        return sum(kind.n_agents * _n_features(kind.observation_spec) for kind in kinds)
 
     def _group_specs(self, name: str, kinds: dict[str, Composite]) -> Composite:
         """Returns specs ``[N]`` of the leaves that have the same spec in all kinds of a group."""
         first = next(iter(kinds.values()))
         if len(kinds) == 1:
             return first
-        leaves = [key for key in first.keys() if not self.groups[name].ragged(key)]
-        return pad_specs(self._members(name, leaves), f"group {name!r}")
+        shared_leaves = [key for key in first.keys() if not self.groups[name].ragged(key)]
+        return pad_specs(self._specs_per_agent(name, shared_leaves), f"group {name!r}")
 
-    def _specs(self, groups: dict[str, Composite]) -> dict[str, Composite]:
+    def _build_specs(self, groups: dict[str, Composite]) -> dict[str, Composite]:
         """Returns TorchRL's specs without batch dims; heterogeneous groups have stacked specs."""
         specs = {key: Composite() for key in ("observation", "action", "reward", "done")}
         for key in _FLAGS:
-            specs["done"][key] = _flag(1)
+            specs["done"][key] = _flag_spec(1)
         for name, group in groups.items():
-            seen = ["observation", "mask"]
+            observed = ["observation", "mask"]
             first = self.kinds[name][0]
-            seen += ["action_mask"] if first.action_mask else []
-            seen += ["state"] if first.state_spec is not None else []
-            parts = {"observation": seen, "action": ["action"]}
+            observed += ["action_mask"] if first.action_mask else []
+            observed += ["state"] if first.state_spec is not None else []
+            parts = {"observation": observed, "action": ["action"]}
             if self.groups[name].lazy:
                 for part, leaves in parts.items():
-                    specs[part][name] = torch.stack(self._members(name, leaves), 0)
+                    specs[part][name] = torch.stack(self._specs_per_agent(name, leaves), 0)
             else:
                 for part, leaves in parts.items():
-                    specs[part][name] = _select(group, leaves)
+                    specs[part][name] = _select_leaves(group, leaves)
             for part, leaves in {"reward": ["reward"], "done": list(_FLAGS)}.items():
-                specs[part][name] = _select(group, leaves)
+                specs[part][name] = _select_leaves(group, leaves)
         if self.state is not None:
             specs["observation"]["state"] = self.state
         return specs
 
-    def _members(self, name: str, leaves: list[str]) -> list[Composite]:
+    def _specs_per_agent(self, name: str, leaves: list[str]) -> list[Composite]:
         """Returns the specs of each agent."""
         return [
-            _select(_agent_specs(kind), leaves)
+            _select_leaves(_agent_specs(kind), leaves)
             for kind in self.kinds[name]
             for _ in range(kind.n_agents)
         ]
@@ -189,16 +189,16 @@ def check_parts(snapshot: Any, parts: Sequence[str], owner: str) -> None:
         )
 
 
-def check_snapshot(of: str, own: str) -> None:
+def check_snapshot(snapshot_owner: str, owner: str) -> None:
     """Raises an error for a snapshot of another environment.
 
     Raises:
         SimulatorStateError: the snapshot is of another environment; the message names both
             environments.
     """
-    if of != own:
+    if snapshot_owner != owner:
         raise SimulatorStateError(
-            f"a snapshot of {of} does not fit {own}; restore it into an environment "
+            f"a snapshot of {snapshot_owner} does not fit {owner}; restore it into an environment "
             "built with the same arguments."
         )
 
@@ -231,32 +231,33 @@ def _check_one_group(where: str, kinds: Sequence[AgentSpec]) -> None:
             )
         if (kind.state_spec is None) != (first.state_spec is None):
             raise ConfigError(
-                f"{where}: {_stateful(first)}, {_stateful(kind)}, expected the same for all agents "
-                "of a group; set state_spec in all, or put each kind into its own group."
+                f"{where}: {_describe_state(first)}, {_describe_state(kind)}, expected the same "
+                "for all agents of a group; set state_spec in all, or put each kind into its own "
+                "group."
             )
-        of_first = dict(_agent_specs(first).items(True))
+        expected_specs = dict(_agent_specs(first).items(True))
         for key, found in _agent_specs(kind).items(True):
-            expected = of_first.get(key)
-            if expected is not None and _structure(found, key) != _structure(expected, key):
+            expected = expected_specs.get(key)
+            if expected is not None and _properties(found, key) != _properties(expected, key):
                 raise ConfigError(
                     f"{where}: the {key} of {kind.name!r} is "
-                    f"{_describe(found)}, that of {first.name!r} {_describe(expected)}, expected "
-                    "one type, dtype and number of dims; put each kind into its own group."
+                    f"{_describe_spec(found)}, that of {first.name!r} {_describe_spec(expected)}, "
+                    "expected one type, dtype and number of dims; put each kind into its own group."
                 )
 
 
-def _stateful(kind: AgentSpec) -> str:
+def _describe_state(kind: AgentSpec) -> str:
     return f"{kind.name!r} has {'no' if kind.state_spec is None else 'a'} state_spec"
 
 
-def _structure(spec: TensorSpec, key: NestedKey) -> tuple:
+def _properties(spec: TensorSpec, key: NestedKey) -> tuple:
     """Returns the properties of a spec that must be the same for all agents of a group."""
     if isinstance(spec, Composite):
         return (Composite,)
     return (type(spec), spec.dtype, spec.ndim, spec.shape if key == "reward" else None)
 
 
-def _describe(spec: TensorSpec) -> str:
+def _describe_spec(spec: TensorSpec) -> str:
     if isinstance(spec, Composite):
         return "a Composite"
     return f"{type(spec).__name__} {list(spec.shape)} of {spec.dtype}"
@@ -269,23 +270,23 @@ def _n_features(spec: TensorSpec) -> int:
 
 def _agent_specs(kind: AgentSpec) -> Composite:
     """Returns the specs of one agent, by the names that the leaves have in the agent's group."""
-    own = {
+    specs = {
         "observation": kind.observation_spec,
         "action": kind.action_spec,
-        "mask": _flag(),
+        "mask": _flag_spec(),
         "reward": kind.reward_spec,
-        **{key: _flag(1) for key in _FLAGS},
+        **{key: _flag_spec(1) for key in _FLAGS},
     }
     if kind.action_mask:
-        own["action_mask"] = _flag(n_options(kind.action_spec))
+        specs["action_mask"] = _flag_spec(n_options(kind.action_spec))
     if kind.state_spec is not None:
-        own["state"] = kind.state_spec
-    return Composite(own)
+        specs["state"] = kind.state_spec
+    return Composite(specs)
 
 
-def _select(spec: Composite, keys: Sequence[str]) -> Composite:
+def _select_leaves(spec: Composite, keys: Sequence[str]) -> Composite:
     return Composite({key: spec[key] for key in keys}, shape=spec.shape)
 
 
-def _flag(*shape: int) -> TensorSpec:
+def _flag_spec(*shape: int) -> TensorSpec:
     return Categorical(2, shape=shape, dtype=torch.bool)

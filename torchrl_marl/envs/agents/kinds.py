@@ -17,7 +17,7 @@ from torchrl_marl.specs import AgentSpec, GroupSpec
 from torchrl_marl.specs.groups import is_lazy
 from torchrl_marl.specs.stacking import Padding, unpad_group
 
-__all__ = ["GroupKinds", "OutputReader", "batched", "joined", "map_leaves"]
+__all__ = ["GroupKinds", "OutputReader", "batched", "concatenate_kinds", "map_leaves"]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class GroupKinds:
             return {"": leaves[leaf]}
         return {name: leaves[name][leaf] for name in self.names}
 
-    def acting(self, actions: Mapping[str, Any], mask: Tensor) -> dict[str, Any]:
+    def zero_masked_actions(self, actions: Mapping[str, Any], mask: Tensor) -> dict[str, Any]:
         """Returns the actions, with zeros for agents that a mask ``[E, N]`` marks as False."""
         zeroed: dict[str, Any] = {}
         for kind, action in self.parts(actions, "action").items():
@@ -88,10 +88,12 @@ class GroupKinds:
             group = unpad_group(group, self.paddings)
         if is_lazy(group):
             members = list(group.unbind(last))
-            return {name: _stacked(members[place], last) for name, place in self.slices.items()}
+            return {
+                name: _stack_members(members[place], last) for name, place in self.slices.items()
+            }
         return {name: group[..., place] for name, place in self.slices.items()}
 
-    def stacked(
+    def stack_lazily(
         self, leaves: Mapping[str, Any], batch_size: torch.Size, device: torch.device | None
     ) -> LazyStackedTensorDict:
         """Stacks the data of a group's agents lazily; the stacked data are views of the leaves.
@@ -111,16 +113,16 @@ class GroupKinds:
                 members.append(TensorDict(row, batch_size, device))
         return LazyStackedTensorDict(*members, stack_dim=len(batch_size))
 
-    def written(self, group: TensorDictBase, leaves: Mapping[str, Any]) -> TensorDictBase:
+    def with_leaves(self, group: TensorDictBase, leaves: Mapping[str, Any]) -> TensorDictBase:
         """Returns a copy of a group's data with new leaves, which are for all agents or by kind."""
         if not self.lazy:
             return group.clone(recurse=False).update(dict(leaves))
-        own = self.stacked(leaves, group.batch_size[:-1], group.device).unbind(1)
-        rows = [old.clone(recurse=False).update(new) for old, new in zip(group.unbind(1), own)]
+        new_rows = self.stack_lazily(leaves, group.batch_size[:-1], group.device).unbind(1)
+        rows = [old.clone(recurse=False).update(new) for old, new in zip(group.unbind(1), new_rows)]
         return LazyStackedTensorDict(*rows, stack_dim=1)
 
 
-def _stacked(members: list[TensorDictBase], dim: int) -> TensorDictBase:
+def _stack_members(members: list[TensorDictBase], dim: int) -> TensorDictBase:
     stack = LazyStackedTensorDict.maybe_dense_stack(members, dim)
     return stack.to_tensordict() if is_lazy(stack) else stack
 
@@ -133,11 +135,11 @@ def map_leaves(nested: Mapping[str, Any], function: Any) -> dict[str, Any]:
     }
 
 
-def joined(values: Sequence[Any]) -> Any:
+def concatenate_kinds(values: Sequence[Any]) -> Any:
     """Concatenates tensors ``[E, M, ...]`` of all kinds, or dicts of such, to ``[E, N, ...]``."""
     if isinstance(values[0], Tensor):
         return torch.cat(list(values), 1)
-    return {key: joined([value[key] for value in values]) for key in values[0]}
+    return {key: concatenate_kinds([value[key] for value in values]) for key in values[0]}
 
 
 def batched(spec: TensorSpec, batch_size: torch.Size) -> TensorSpec:
@@ -155,8 +157,8 @@ def batched(spec: TensorSpec, batch_size: torch.Size) -> TensorSpec:
     return expanded
 
 
-_ENDS = ("terminated", "truncated")
-_OPTIONAL = ("mask", *_ENDS)
+_DONE_FLAGS = ("terminated", "truncated")
+_OPTIONAL = ("mask", *_DONE_FLAGS)
 
 Path = tuple[str, ...]
 
@@ -198,52 +200,54 @@ class OutputReader:
             SpecError: a key is missing or unknown, or a shape or dtype is wrong.
         """
         where = f"{self.owner}.{method}"
-        step = method == "_step"
-        needed = {*self.groups, *(() if self.state is None else ("state",))}
-        self._check_keys(where, (), output, needed, _ENDS if step else ())
+        is_step = method == "_step"
+        required = {*self.groups, *(() if self.state is None else ("state",))}
+        self._check_keys(where, (), output, required, _DONE_FLAGS if is_step else ())
         source: dict[str, Any] = {}
         if self.state is not None:
             source["state"] = self._read_leaf(where, ("state",), output, self.state)
-        for key in _ENDS if step else ():
+        for key in _DONE_FLAGS if is_step else ():
             if output.get(key, None) is not None:
                 self._check_tensor(where, (key,), output.get(key), (self.num_envs, 1), torch.bool)
                 source[key] = output.get(key)
         for name in self.groups:
-            source[name] = self._read_group(where, name, output.get(name), step)
+            source[name] = self._read_group(where, name, output.get(name), is_step)
         return source
 
-    def _read_group(self, where: str, name: str, output: Any, step: bool) -> dict[str, Any]:
+    def _read_group(self, where: str, name: str, output: Any, is_step: bool) -> dict[str, Any]:
         kinds = self.groups[name]
-        wanted = self._wanted(name, step)
-        shared, own = self._by_kind(where, name, output)
-        several = len(kinds.names) > 1
-        self._check_keys(where, (name,), shared, set(), {*wanted, *(kinds.names * several)})
-        for kind, mapping in own.items():
-            self._check_keys(where, (name, kind), mapping, set(), wanted)
-        if not own and not any(kinds.ragged(leaf) for leaf in wanted):
-            self._check_keys(where, (name,), shared, wanted.difference(_OPTIONAL), wanted)
+        allowed = self._allowed_leaves(name, is_step)
+        for_group, by_kind = self._split_by_kind(where, name, output)
+        has_kinds = len(kinds.names) > 1
+        self._check_keys(where, (name,), for_group, set(), {*allowed, *(kinds.names * has_kinds)})
+        for kind, mapping in by_kind.items():
+            self._check_keys(where, (name, kind), mapping, set(), allowed)
+        if not by_kind and not any(kinds.ragged(leaf) for leaf in allowed):
+            self._check_keys(where, (name,), for_group, allowed.difference(_OPTIONAL), allowed)
         source: dict[str, Any] = {kind: {} for kind in kinds.names if kinds.lazy}
-        for leaf in sorted(wanted):
-            if leaf in shared.keys():
-                if kinds.ragged(leaf) or any(leaf in x.keys() for x in own.values()):
-                    self._refuse_shared(where, name, leaf, shared.get(leaf))
-                source[leaf] = self._read_leaf(where, (name, leaf), shared, self.specs[name][leaf])
+        for leaf in sorted(allowed):
+            if leaf in for_group.keys():
+                if kinds.ragged(leaf) or any(leaf in x.keys() for x in by_kind.values()):
+                    self._refuse_shared(where, name, leaf, for_group.get(leaf))
+                source[leaf] = self._read_leaf(
+                    where, (name, leaf), for_group, self.specs[name][leaf]
+                )
                 continue
-            values = self._read_kinds(where, name, leaf, own)
+            values = self._read_leaf_by_kind(where, name, leaf, by_kind)
             if kinds.ragged(leaf):
                 for kind, value in values.items():
                     source[kind][leaf] = value
             elif values:
-                source[leaf] = joined(list(values.values()))
+                source[leaf] = concatenate_kinds(list(values.values()))
         return source
 
-    def _wanted(self, name: str, step: bool) -> set[str]:
+    def _allowed_leaves(self, name: str, is_step: bool) -> set[str]:
         """Returns the names of all leaves that a group's output may have."""
         kind = next(iter(self.kind_specs[name].values()))
-        outputs = {"reward", *_ENDS}
-        return set(kind.keys()) - {"action", "done", *(() if step else outputs)}
+        step_only = {"reward", *_DONE_FLAGS}
+        return set(kind.keys()) - {"action", "done", *(() if is_step else step_only)}
 
-    def _by_kind(self, where: str, name: str, output: Any) -> tuple[Any, dict[str, Any]]:
+    def _split_by_kind(self, where: str, name: str, output: Any) -> tuple[Any, dict[str, Any]]:
         """Splits a group's output into leaves for the whole group and leaves of single kinds."""
         kinds = self.groups[name]
         if not isinstance(output, (TensorDictBase, Mapping)):
@@ -256,38 +260,43 @@ class OutputReader:
                     f"{list(output.batch_size)}, expected dim 1 and {list(expected)}."
                 )
             return {}, dict(kinds.split(output))
-        wanted = self._wanted(name, True)
-        own = {k: output.get(k) for k in kinds.names if k in output.keys() and k not in wanted}
-        return {key: output.get(key) for key in output.keys() if key not in own}, own
+        allowed = self._allowed_leaves(name, True)
+        by_kind = {k: output.get(k) for k in kinds.names if k in output.keys() and k not in allowed}
+        return {key: output.get(key) for key in output.keys() if key not in by_kind}, by_kind
 
-    def _read_kinds(self, where: str, name: str, leaf: str, own: dict[str, Any]) -> dict[str, Any]:
+    def _read_leaf_by_kind(
+        self, where: str, name: str, leaf: str, by_kind: dict[str, Any]
+    ) -> dict[str, Any]:
         """Returns a leaf of the output by kind; an empty dict if it is optional and missing."""
-        present = [kind for kind, mapping in own.items() if leaf in mapping.keys()]
+        present = [kind for kind, mapping in by_kind.items() if leaf in mapping.keys()]
         if leaf in _OPTIONAL and not present:
             return {}
         values = {}
         for kind, specs in self.kind_specs[name].items():
             if kind in present:
-                values[kind] = self._read_leaf(where, (name, kind, leaf), own[kind], specs[leaf])
+                values[kind] = self._read_leaf(
+                    where, (name, kind, leaf), by_kind[kind], specs[leaf]
+                )
             elif leaf in _OPTIONAL:
-                flag = torch.ones if leaf == "mask" else torch.zeros
-                shape, like = (self.num_envs, *specs[leaf].shape), own[present[0]].get(leaf)
-                values[kind] = flag(shape, dtype=torch.bool, device=like.device)
+                fill = torch.ones if leaf == "mask" else torch.zeros
+                shape, like = (self.num_envs, *specs[leaf].shape), by_kind[present[0]].get(leaf)
+                values[kind] = fill(shape, dtype=torch.bool, device=like.device)
             else:
                 raise SpecError(
-                    f"{where} returned no {_text((name, kind, leaf))}, expected shape "
-                    f"{self._shape(specs[leaf])}; it has {sorted(own.get(kind, {}).keys())} there."
+                    f"{where} returned no {_key_text((name, kind, leaf))}, expected shape "
+                    f"{self._expected_shape(specs[leaf])}; it has "
+                    f"{sorted(by_kind.get(kind, {}).keys())} there."
                 )
         return values
 
     def _refuse_shared(self, where: str, name: str, leaf: str, value: Any) -> None:
         found = f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         expected = ", ".join(
-            f"{_text((name, kind, leaf))} of {self._shape(specs[leaf])}"
+            f"{_key_text((name, kind, leaf))} of {self._expected_shape(specs[leaf])}"
             for kind, specs in self.kind_specs[name].items()
         )
         raise SpecError(
-            f"{where}: {_text((name, leaf))} has {found} for all agents, expected it by kind: "
+            f"{where}: {_key_text((name, leaf))} has {found} for all agents, expected it by kind: "
             f"{expected}; or a lazily stacked group."
         )
 
@@ -311,14 +320,14 @@ class OutputReader:
                 value = None if group is None else group.get("action", None)
                 found = "nothing" if value is None else f"one tensor of shape {list(value.shape)}"
                 raise SpecError(
-                    f"{where}: {_text((name, 'action'))} is {found}, expected a lazily stacked "
+                    f"{where}: {_key_text((name, 'action'))} is {found}, expected a lazily stacked "
                     f"group of agents with actions of {self._action_shapes(name)}; wrap the env in "
                     "TransformedEnv(env, PadAgents()) to pass padded actions."
                 )
-            actions[name] = self._read_members(where, name, group)
+            actions[name] = self._read_lazy_actions(where, name, group)
         return actions
 
-    def _read_members(self, where: str, name: str, group: TensorDictBase) -> dict[str, Any]:
+    def _read_lazy_actions(self, where: str, name: str, group: TensorDictBase) -> dict[str, Any]:
         members, actions = group.unbind(1), {}
         for kind, place in self.groups[name].slices.items():
             spec = self.kind_specs[name][kind]["action"]
@@ -330,20 +339,22 @@ class OutputReader:
 
     def _action_shapes(self, name: str) -> str:
         specs = self.kind_specs[name].items()
-        return ", ".join(f"{self._shape(own['action'][0])} ({kind})" for kind, own in specs)
+        return ", ".join(
+            f"{self._expected_shape(own['action'][0])} ({kind})" for kind, own in specs
+        )
 
     def _check_action(self, where: str, key: Path, value: Any, spec: TensorSpec) -> None:
         self._check_tensor(where, key, value, (self.num_envs, *spec.shape), None)
         # Policies return discrete actions as one-hot vectors or indices, in different dtypes.
-        index = spec.domain == "discrete" and spec.dtype != torch.bool
+        is_index = spec.domain == "discrete" and spec.dtype != torch.bool
         if spec.dtype.is_floating_point > value.is_floating_point() or (
-            index and not spec.dtype.is_floating_point and value.is_floating_point()
+            is_index and not spec.dtype.is_floating_point and value.is_floating_point()
         ):
-            raise SpecError(f"{where}: {_text(key)} is {value.dtype}, expected {spec.dtype}.")
+            raise SpecError(f"{where}: {_key_text(key)} is {value.dtype}, expected {spec.dtype}.")
 
     # --------------------------------------------------------------------------------- checks
 
-    def _shape(self, spec: TensorSpec) -> list[int]:
+    def _expected_shape(self, spec: TensorSpec) -> list[int]:
         return [self.num_envs, *spec.shape]
 
     def _read_leaf(self, where: str, key: Path, output: Any, spec: TensorSpec) -> Any:
@@ -355,22 +366,22 @@ class OutputReader:
         return value
 
     def _check_keys(
-        self, where: str, path: Path, output: Any, needed: set[str], optional: Iterable[str] = ()
+        self, where: str, path: Path, output: Any, required: set[str], optional: Iterable[str] = ()
     ) -> None:
         if not isinstance(output, (TensorDictBase, Mapping)):
-            what = f"{_text(path)} as a" if path else "a"
+            what = f"{_key_text(path)} as a" if path else "a"
             raise SpecError(
                 f"{where} returned {what} {type(output).__name__}, expected a TensorDict."
             )
         found = set(output.keys())
-        for key in sorted(needed - found):
+        for key in sorted(required - found):
             raise SpecError(
-                f"{where} returned no {_text((*path, key))}; it has {sorted(found)} there."
+                f"{where} returned no {_key_text((*path, key))}; it has {sorted(found)} there."
             )
-        for key in sorted(found.difference(needed, optional)):
-            known = sorted({*needed, *optional})
+        for key in sorted(found.difference(required, optional)):
+            known = sorted({*required, *optional})
             raise SpecError(
-                f"{where} returned {_text((*path, key))}, which was not declared; "
+                f"{where} returned {_key_text((*path, key))}, which was not declared; "
                 f"{nearest(key, known)}expected one of {known}."
             )
 
@@ -379,14 +390,14 @@ class OutputReader:
     ) -> None:
         if not isinstance(value, Tensor):
             found = "nothing" if value is None else type(value).__name__
-            raise SpecError(f"{where}: {_text(key)} is {found}, expected shape {list(shape)}.")
+            raise SpecError(f"{where}: {_key_text(key)} is {found}, expected shape {list(shape)}.")
         if value.shape != shape:
             raise SpecError(
-                f"{where}: {_text(key)} has shape {list(value.shape)}, expected {list(shape)}."
+                f"{where}: {_key_text(key)} has shape {list(value.shape)}, expected {list(shape)}."
             )
         if dtype is not None and value.dtype != dtype:
-            raise SpecError(f"{where}: {_text(key)} is {value.dtype}, expected {dtype}.")
+            raise SpecError(f"{where}: {_key_text(key)} is {value.dtype}, expected {dtype}.")
 
 
-def _text(key: Path) -> str:
+def _key_text(key: Path) -> str:
     return repr(key[0]) if len(key) == 1 else repr(key)

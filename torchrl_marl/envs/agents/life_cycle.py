@@ -14,7 +14,15 @@ from torch import Tensor
 
 from torchrl_marl.specs import TeamSpec
 
-__all__ = ["GroupFlags", "TeamFlags", "begun", "earned", "ended", "episode_of", "where_fresh"]
+__all__ = [
+    "GroupFlags",
+    "TeamFlags",
+    "episode_state",
+    "flags_after_reset",
+    "flags_after_step",
+    "mask_rewards",
+    "where_fresh",
+]
 
 
 @dataclass(frozen=True)
@@ -140,7 +148,9 @@ class TeamFlags:
         return TeamFlags(ended, self.truncated | (done & ~ended))
 
 
-def begun(team: TeamSpec, root: TeamFlags, source: Mapping[str, Any]) -> dict[str, GroupFlags]:
+def flags_after_reset(
+    team: TeamSpec, root: TeamFlags, source: Mapping[str, Any]
+) -> dict[str, GroupFlags]:
     """Returns the flags of each group after a reset; the masks are those of the environment."""
     size, device = root.terminated.shape[:-1], root.terminated.device
     living = {
@@ -149,7 +159,7 @@ def begun(team: TeamSpec, root: TeamFlags, source: Mapping[str, Any]) -> dict[st
     return {n: flags.closed_by(root, source[n].get("mask")) for n, flags in living.items()}
 
 
-def ended(
+def flags_after_step(
     groups: Mapping[str, GroupFlags], source: Mapping[str, dict[str, Any]]
 ) -> dict[str, GroupFlags]:
     """Returns the groups' flags after a step; removes the agents' done flags from the output."""
@@ -161,7 +171,7 @@ def ended(
     }
 
 
-def earned(reward: Tensor, before: GroupFlags, born: Tensor) -> Tensor:
+def mask_rewards(reward: Tensor, before: GroupFlags, born: Tensor) -> Tensor:
     """Returns the rewards of a step, with zeros before an agent's birth and after its end.
 
     Waiting agents are alive and earn rewards.
@@ -177,7 +187,7 @@ def earned(reward: Tensor, before: GroupFlags, born: Tensor) -> Tensor:
     return torch.where(born.unsqueeze(-1) & ~before.done, reward, torch.zeros_like(reward))
 
 
-def episode_of(
+def episode_state(
     steps: Tensor,
     root: TeamFlags,
     groups: dict[str, GroupFlags],
@@ -191,14 +201,14 @@ def episode_of(
     return {
         "steps": steps,
         # Copies, because users may write to the environment's output.
-        "root": _cloned(root.__dict__),
-        "groups": {name: _cloned(flags.__dict__) for name, flags in groups.items()},
+        "root": _clone_flags(root.__dict__),
+        "groups": {name: _clone_flags(flags.__dict__) for name, flags in groups.items()},
         "born": {name: x.clone() for name, x in born.items()},
         "given": output,
     }
 
 
-def _cloned(flags: dict[str, Tensor]) -> dict[str, Tensor]:
+def _clone_flags(flags: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: flag.clone() for name, flag in flags.items()}
 
 

@@ -25,7 +25,7 @@ from torchrl.envs.utils import MarlGroupMapType
 from torchrl_marl.envs.agents.declaration import Declaration
 from torchrl_marl.errors import ConfigError, SpecError, nearest
 
-__all__ = ["action_spec_of", "check_bounds", "check_values", "grouped", "spec_of_space"]
+__all__ = ["action_spec_of", "check_bounds", "check_values", "group_agents", "spec_of_space"]
 
 
 def spec_of_space(
@@ -71,7 +71,7 @@ def spec_of_space(
     if kind == "MultiBinary":
         return MultiCategorical([2] * math.prod(space.shape))
     if kind == "Box":
-        return _box(space)
+        return _box_spec(space)
     raise SpecError(
         f"{where} is a {kind}, which has no fixed shape as a tensor; expected Box, Discrete, "
         "MultiDiscrete, MultiBinary or a Dict of these; wrap the environment to use one of them."
@@ -93,7 +93,7 @@ def action_spec_of(where: str, space: Any, *, one_hot: bool = False) -> TensorSp
     return spec
 
 
-def _box(space: Any) -> TensorSpec:
+def _box_spec(space: Any) -> TensorSpec:
     shape = tuple(space.shape) or (1,)
     # A JaxMARL space may have a single bound for all entries, and the bound may have another type.
     bounds = (np.asarray(bound, space.dtype) for bound in (space.low, space.high))
@@ -106,7 +106,7 @@ def _box(space: Any) -> TensorSpec:
     return Bounded(low, high, shape=shape, dtype=dtype)
 
 
-_ROUNDING = 1e-5
+_TOLERANCE = 1e-5
 
 
 def check_bounds(
@@ -129,10 +129,10 @@ def check_bounds(
     for name, kinds in declaration.groups.items():
         agents = declaration.team.groups[name].agent_names
         for kind, value in kinds.parts(output[name], leaf).items():
-            place = kinds.slices[kind] if kind else slice(None)
+            rows = kinds.slices[kind] if kind else slice(None)
             specs = reader.kind_specs[name][kind] if kind else reader.specs[name]
-            mask = masks[name][:, place]
-            check_values(where, (name, leaf), specs[leaf], value, mask, agents[place])
+            mask = masks[name][:, rows]
+            check_values(where, (name, leaf), specs[leaf], value, mask, agents[rows])
 
 
 def check_values(
@@ -160,25 +160,31 @@ def check_values(
         for leaf in spec.keys():
             check_values(where, (*key, leaf), spec[leaf], value[leaf], mask, agents)
         return
-    fits = _fits(spec, value)
-    wrong = ~fits & mask.view(*mask.shape, *[1] * (fits.ndim - mask.ndim))
+    inside = _is_inside_spec(spec, value)
+    wrong = ~inside & mask.view(*mask.shape, *[1] * (inside.ndim - mask.ndim))
     if bool(wrong.any()):
         index = tuple(wrong.nonzero()[0].tolist())
-        found, expected = value[index].tolist(), _expected(spec, index[1:])
+        found, expected = value[index].tolist(), _describe_expected(spec, index[1:])
         raise SpecError(
             f"{where}: {key!r} of agent {agents[index[1]]!r} in env {index[0]} is {found}, "
             f"expected {expected}."
         )
 
 
-def _fits(spec: Any, value: Tensor) -> Tensor:
+def _is_inside_spec(spec: Any, value: Tensor) -> Tensor:
     """Returns a mask of the entries inside a spec; a one-hot vector counts as one entry."""
     if isinstance(spec, Bounded) and value.dtype != torch.bool:
         low, high = (getattr(spec.space, side).to(value.device) for side in ("low", "high"))
-        slack = _ROUNDING if value.is_floating_point() else 0
-        return (value >= low - slack * (1 + low.abs())) & (value <= high + slack * (1 + high.abs()))
+        tolerance = _TOLERANCE if value.is_floating_point() else 0
+        return (value >= low - tolerance * (1 + low.abs())) & (
+            value <= high + tolerance * (1 + high.abs())
+        )
     if isinstance(spec, OneHot) and not isinstance(spec, MultiOneHot):
-        return ((value == 0) | (value == 1)).all(-1) & (value.sum(-1) == 1) & _chosen(spec, value)
+        return (
+            ((value == 0) | (value == 1)).all(-1)
+            & (value.sum(-1) == 1)
+            & _is_allowed_choice(spec, value)
+        )
     if isinstance(spec, Categorical) and not isinstance(spec, MultiCategorical):
         index = value.long()
         inside = (index >= 0) & (index < spec.space.n)
@@ -187,7 +193,7 @@ def _fits(spec: Any, value: Tensor) -> Tensor:
         legal = spec.mask.to(value.device).expand(*value.shape, spec.space.n)
         return inside & legal.gather(-1, index.clamp(0, spec.space.n - 1).unsqueeze(-1)).squeeze(-1)
     if n := _n_choices(spec):
-        return torch.cat([spec.fits(value), _fits(spec.continuous, value[..., n:])], -1)
+        return torch.cat([spec.fits(value), _is_inside_spec(spec.continuous, value[..., n:])], -1)
     return ~value.isnan()
 
 
@@ -196,27 +202,27 @@ def _n_choices(spec: Any) -> int:
     return len(getattr(spec, "branches", ()))
 
 
-def _chosen(spec: OneHot, value: Tensor) -> Tensor | bool:
+def _is_allowed_choice(spec: OneHot, value: Tensor) -> Tensor | bool:
     return True if spec.mask is None else (value.bool() & spec.mask.to(value.device)).any(-1)
 
 
-def _expected(spec: Any, index: tuple[int, ...]) -> str:
+def _describe_expected(spec: Any, index: tuple[int, ...]) -> str:
     if isinstance(spec, Bounded):
         low, high = spec.space.low[index].item(), spec.space.high[index].item()
         return f"a number from {low:g} to {high:g}"
     if isinstance(spec, (OneHot, Categorical)):
         kind = "a one-hot vector" if isinstance(spec, OneHot) else "an index"
-        legal = "" if spec.mask is None else ", of those that the spec's mask allows"
-        return f"{kind} of {spec.space.n} choices{legal}"
+        allowed = "" if spec.mask is None else ", of those that the spec's mask allows"
+        return f"{kind} of {spec.space.n} choices{allowed}"
     if n := _n_choices(spec):
         *agent, feature = index
         if feature < n:
             return f"an index of {spec.branches[feature]} choices"
-        return _expected(spec.continuous, (*agent, feature - n))
+        return _describe_expected(spec.continuous, (*agent, feature - n))
     return "a number"
 
 
-def grouped(
+def group_agents(
     agents: Sequence[Any], group_map: MarlGroupMapType | Mapping[str, Sequence[Any]] | None
 ) -> dict[str, list[Any]]:
     """Returns the agent ids of each group.
@@ -231,7 +237,7 @@ def grouped(
         ConfigError: an agent is in no group or in two groups, or an id is unknown.
 
     Examples:
-        >>> grouped(["speaker_0", "rover_0", "rover_1"], None)
+        >>> group_agents(["speaker_0", "rover_0", "rover_1"], None)
         {'speaker': ['speaker_0'], 'rover': ['rover_0', 'rover_1']}
     """
     groups: dict[str, list[Any]] = {}
@@ -243,7 +249,7 @@ def grouped(
             groups.setdefault(prefix, []).append(agent)
         return groups
     ids = {str(agent): agent for agent in agents}
-    seen: dict[str, str] = {}
+    group_by_id: dict[str, str] = {}
     for group, names in group_map.items():
         for name in map(str, names):
             if name not in ids:
@@ -251,14 +257,14 @@ def grouped(
                     f"group_map: {name!r} of group {group!r} is no agent of the environment; "
                     f"{nearest(name, ids)}it has {list(ids)}."
                 )
-            if name in seen:
-                twice = f"is in {seen[name]!r} and {group!r}, expected one group"
-                if seen[name] == group:
-                    twice = f"twice in {group!r}, expected once"
-                raise ConfigError(f"group_map: {name!r} {twice}.")
-            seen[name] = group
+            if name in group_by_id:
+                problem = f"is in {group_by_id[name]!r} and {group!r}, expected one group"
+                if group_by_id[name] == group:
+                    problem = f"twice in {group!r}, expected once"
+                raise ConfigError(f"group_map: {name!r} {problem}.")
+            group_by_id[name] = group
             groups.setdefault(group, []).append(ids[name])
-    for name in ids.keys() - seen.keys():
+    for name in ids.keys() - group_by_id.keys():
         raise ConfigError(
             f"group_map: agent {name!r} has no group, expected one for each of {list(ids)}; "
             "add it to a group."

@@ -51,14 +51,14 @@ class Findings:
         """Adds a broken rule, unless it was already added for the same key."""
         self.problems.setdefault((key, fix), Finding(key, found, expected, fix))
 
-    def where(
+    def add_where_broken(
         self, broken: Tensor, key: NestedKey, step: int, found: str, expected: str, fix: str
     ) -> None:
         """Adds a broken rule if a bool tensor has a True entry, and names the first such index."""
         if bool(broken.any()):
-            place = broken.nonzero()[0].tolist()
-            at = f"in step {step} at {place}" if place else f"in step {step}"
-            self.add(key, f"{at} {found}", expected, fix)
+            index = broken.nonzero()[0].tolist()
+            position = f"in step {step} at {index}" if index else f"in step {step}"
+            self.add(key, f"{position} {found}", expected, fix)
 
     def hint(self, text: str) -> None:
         """Adds a hint about something that is unusual, but may be intended."""
@@ -130,20 +130,20 @@ def _check_group_map(env: EnvBase, findings: Findings) -> None:
         )
         return
     members = [agent for names in group_map.values() for agent in names]
-    known = getattr(env, "agent_names", None)
-    missing = [agent for agent in known if agent not in members] if known else []
+    agent_names = getattr(env, "agent_names", None)
+    missing = [agent for agent in agent_names if agent not in members] if agent_names else []
     if missing or len(set(members)) < len(members):
         found = f"{missing} are in no group" if missing else f"an agent is in two of {group_map}"
         findings.add(
             "group_map", found, "every agent in one group", "put each agent into one group"
         )
     action = env.full_action_spec
-    acting = {key[0] for key in action.keys(True, True) if isinstance(key, tuple)}
-    for name in sorted(acting - set(group_map)):
+    groups_with_actions = {key[0] for key in action.keys(True, True) if isinstance(key, tuple)}
+    for name in sorted(groups_with_actions - set(group_map)):
         findings.add(
             "group_map",
             f"group {name!r} has actions but is not in it",
-            f"of {sorted(acting)}",
+            f"of {sorted(groups_with_actions)}",
             f"add {name!r} with its agents' names",
         )
     for name, names in group_map.items():
@@ -197,11 +197,11 @@ def _check_shape(
     fix: str,
     dtype: torch.dtype | None = None,
 ) -> None:
-    wanted = f"{list(shape)}" + ("" if dtype is None else f" of {str(dtype)[6:]}")
+    expected = f"{list(shape)}" + ("" if dtype is None else f" of {str(dtype)[6:]}")
     if spec is None:
-        findings.add(key, "it is not declared", wanted, fix)
+        findings.add(key, "it is not declared", expected, fix)
     elif tuple(spec.shape) != shape or dtype not in (None, spec.dtype):
-        findings.add(key, f"its spec is {list(spec.shape)} of {str(spec.dtype)[6:]}", wanted, fix)
+        findings.add(key, f"its spec is {list(spec.shape)} of {str(spec.dtype)[6:]}", expected, fix)
 
 
 # -------------------------------------------------------------------------- data against specs
@@ -240,16 +240,16 @@ def check_specs(td: TensorDictBase, specs: list[Composite], step: int, findings:
         value = found.get(path)
         if value is None and all(isinstance(part, str) for part in path):
             value = td.get(path, None)  # a leaf that has the same shape for all agents
-        wanted = f"{list(spec.shape)} of {str(spec.dtype)[6:]}, as declared"
+        expected = f"{list(spec.shape)} of {str(spec.dtype)[6:]}, as declared"
         if value is None:
             if isinstance(spec.dtype, torch.dtype):
                 findings.add(
-                    key, "it is declared but not returned", wanted, "return it in every step"
+                    key, "it is declared but not returned", expected, "return it in every step"
                 )
         elif value.shape != spec.shape or value.dtype != spec.dtype:
             fix = "return it as declared, or correct the spec"
             shown = f"{list(value.shape)} of {str(value.dtype)[6:]}"
-            findings.add(key, f"in step {step} it is {shown}", wanted, fix)
+            findings.add(key, f"in step {step} it is {shown}", expected, fix)
     return len(findings.problems) == before
 
 

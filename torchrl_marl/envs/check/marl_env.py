@@ -16,12 +16,12 @@ from torchrl.envs import Compose, EnvBase, StepCounter, TransformedEnv, check_en
 from torchrl_marl.envs.check.layout import Findings, base_of, check_layout, check_specs
 from torchrl_marl.envs.check.runs import (
     Play,
-    brief,
     check_idle_actions,
+    check_outputs_stay,
     check_partial_reset,
     check_seeds,
     check_twin,
-    check_written_later,
+    describe_error,
 )
 from torchrl_marl.envs.check.steps import StepRules, full_specs
 from torchrl_marl.errors import ConfigError, SpecError
@@ -107,13 +107,13 @@ def _check_all(
     team = check_layout(env, findings)
     if team is None or findings.problems:
         return ""
-    limit = _limit_of(env) if max_steps is None else max_steps
+    limit = _lowest_time_limit(env) if max_steps is None else max_steps
     rules = StepRules(env, team, findings, limit)
     try:
-        if _play(Play(env, team, seed), rules, n_steps):
+        if _play_and_check(Play(env, team, seed), rules, n_steps):
             if not findings.problems:
                 _check_torchrl(env, findings)
-            check_written_later(Play(env, team, seed), min(n_steps, 10), findings)
+            check_outputs_stay(Play(env, team, seed), min(n_steps, 10), findings)
             check_partial_reset(env, team, seed, findings)
             played = check_seeds(env, team, seed, n_steps, findings)
             if played is not None:
@@ -123,7 +123,7 @@ def _check_all(
     except Exception as error:  # noqa: BLE001 - other libraries may raise anything
         findings.add(
             "step",
-            f"playing fails with {brief(error)}",
+            f"playing fails with {describe_error(error)}",
             "reset, rand_action and step_and_maybe_reset to run",
             "fix this error; env.rollout(3) shows the whole traceback",
         )
@@ -134,7 +134,7 @@ def _check_all(
     )
 
 
-def _limit_of(env: EnvBase) -> int | None:
+def _lowest_time_limit(env: EnvBase) -> int | None:
     """Returns the lowest time limit of the environment and its transforms."""
     limits = [getattr(base_of(env), "max_steps", None)]
     while isinstance(env, TransformedEnv):
@@ -144,7 +144,7 @@ def _limit_of(env: EnvBase) -> int | None:
     return min((limit for limit in limits if isinstance(limit, int)), default=None)
 
 
-def _play(play: Play, rules: StepRules, n_steps: int) -> bool:
+def _play_and_check(play: Play, rules: StepRules, n_steps: int) -> bool:
     """Checks every step; returns True if all data have the declared layout."""
     findings = rules.findings
     if not check_specs(play.begin, [rules.env.full_observation_spec], 0, findings):
@@ -175,7 +175,7 @@ def _check_torchrl(env: EnvBase, findings: Findings) -> None:
     except Exception as error:  # noqa: BLE001 - assertions, and errors of other libraries
         findings.add(
             "specs",
-            f"torchrl.envs.check_env_specs fails with {brief(error)}",
+            f"torchrl.envs.check_env_specs fails with {describe_error(error)}",
             "specs that match the outputs of reset and step",
             "declare exactly what is returned",
         )

@@ -20,31 +20,35 @@ from torchrl_marl.specs.groups import is_lazy
 __all__ = [
     "Attributes",
     "Play",
+    "attribute_name",
     "attributes",
-    "brief",
     "check_idle_actions",
+    "check_outputs_stay",
     "check_partial_reset",
     "check_seeds",
     "check_twin",
-    "check_written_later",
-    "left_over",
-    "name_of",
-    "put_back",
+    "describe_error",
+    "find_not_reset",
+    "restore_attributes",
 ]
 
 Path = tuple[Any, ...]
 Attributes = dict[Path, Any]
 """Copies of tensors, arrays, numbers and strings, by path through attributes, lists and dicts."""
 
-_DEEPEST = 3
+_MAX_DEPTH = 3
 
 
 def attributes(env: EnvBase) -> Attributes:
     """Returns the values of an environment's attributes, also inside lists and dicts."""
-    return {path: _copy(x) for key, own in vars(base_of(env)).items() for path, x in _in(own, key)}
+    return {
+        path: _copy_value(x)
+        for key, attribute in vars(base_of(env)).items()
+        for path, x in _iterate_values(attribute, key)
+    }
 
 
-def left_over(
+def find_not_reset(
     first: tuple[Attributes, Attributes], second: tuple[Attributes, Attributes]
 ) -> list[Path]:
     """Returns the attributes that two resets left as they were, so they still differ.
@@ -55,44 +59,44 @@ def left_over(
 
     Examples:
         >>> was, now = {("level",): 0, ("x",): 3}, {("level",): 0, ("x",): 1}
-        >>> left_over((was, now), ({("level",): 5}, {("level",): 5}))
+        >>> find_not_reset((was, now), ({("level",): 5}, {("level",): 5}))
         [('level',)]
     """
     (before, after), (before_second, after_second) = first, second
-    kept = after.keys() & before.keys() & after_second.keys() & before_second.keys()
-    left = (
+    common = after.keys() & before.keys() & after_second.keys() & before_second.keys()
+    not_reset = (
         path
-        for path in kept
+        for path in common
         if not _equal(after[path], after_second[path])
         and _equal(before[path], after[path])
         and _equal(before_second[path], after_second[path])
     )
-    return sorted(left, key=str)
+    return sorted(not_reset, key=str)
 
 
-def put_back(env: EnvBase, paths: list[Path], values: Attributes) -> None:
+def restore_attributes(env: EnvBase, paths: list[Path], values: Attributes) -> None:
     """Sets attributes of the environment to the given earlier values."""
     for path in paths:
-        holder: Any = vars(base_of(env))
+        container: Any = vars(base_of(env))
         for key in path[:-1]:
-            holder = holder[key]
-        holder[path[-1]] = _copy(values[path])
+            container = container[key]
+        container[path[-1]] = _copy_value(values[path])
 
 
-def name_of(path: Path) -> str:
+def attribute_name(path: Path) -> str:
     """Returns the path of an attribute in Python syntax."""
     return repr(path[0] + "".join(f"[{key!r}]" for key in path[1:]))
 
 
-def _in(value: Any, *path: Any) -> Iterator[tuple[Path, Any]]:
+def _iterate_values(value: Any, *path: Any) -> Iterator[tuple[Path, Any]]:
     if isinstance(value, (torch.Tensor, np.ndarray, int, float, str)):
         yield path, value
-    elif type(value) in (list, dict) and len(path) < _DEEPEST:
-        for key, own in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _in(own, *path, key)
+    elif type(value) in (list, dict) and len(path) < _MAX_DEPTH:
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _iterate_values(item, *path, key)
 
 
-def _copy(value: Any) -> Any:
+def _copy_value(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     return value.copy() if isinstance(value, np.ndarray) else value
@@ -106,7 +110,7 @@ def _equal(first: Any, second: Any) -> bool:
     return bool(first == second)
 
 
-Flat = dict[tuple, Tensor]
+StepValues = dict[tuple, Tensor]
 """Values of one step, by path of the leaf."""
 
 
@@ -138,7 +142,7 @@ class Play:
         change: Callable[[TensorDictBase], None] | None = None,
     ) -> None:
         self.env, self.team, self.change = env, team, change
-        self.draws = RandomState(seed)
+        self.action_random_state = RandomState(seed)
         self.returned: dict[str, TensorDictBase] = {}
         env.set_seed(seed, static_seed=True)
         self.begin = env.reset().clone()
@@ -147,24 +151,24 @@ class Play:
     def step(self) -> Step:
         """Makes one step."""
         before = self.carry.clone()
-        asked = self.carry.clone()
-        with self.draws.active():
-            asked = self.env.rand_action(asked)
+        step_input = self.carry.clone()
+        with self.action_random_state.active():
+            step_input = self.env.rand_action(step_input)
             for group in self.team.groups.values():
                 if group.action_mask_key is not None:
-                    choose_legal(asked.get(group.name))
+                    choose_legal(step_input.get(group.name))
         if self.change is not None:
-            self.change(asked)
-        action = asked.select(*self.env.action_keys).clone()
-        transition, carry = self.env.step_and_maybe_reset(asked)
+            self.change(step_input)
+        action = step_input.select(*self.env.action_keys).clone()
+        transition, carry = self.env.step_and_maybe_reset(step_input)
         self.returned = {"next": transition.get("next"), "the next step": carry}
-        self.asked = asked.select(*self.env.action_keys)
+        self.last_actions = step_input.select(*self.env.action_keys)
         self.carry = carry.clone()
         return Step(before, action, transition.get("next").clone(), carry.clone())
 
-    def record(self, n: int) -> list[Flat]:
+    def record(self, n: int) -> list[StepValues]:
         """Makes several steps, and returns all tensors of each step."""
-        return _flat([self.begin, *(self.step() for _ in range(n))])
+        return _flatten_steps([self.begin, *(self.step() for _ in range(n))])
 
 
 def choose_legal(group: TensorDictBase) -> None:
@@ -187,20 +191,20 @@ def choose_legal(group: TensorDictBase) -> None:
     group.set("action", chosen.to(action.dtype))
 
 
-def check_written_later(play: Play, n_steps: int, findings: Findings) -> None:
+def check_outputs_stay(play: Play, n_steps: int, findings: Findings) -> None:
     """Checks that later steps do not write to earlier output."""
     play.step()
     for i in range(n_steps):
-        kept = {name: (td, td.clone()) for name, td in play.returned.items()}
+        earlier = {name: (td, td.clone()) for name, td in play.returned.items()}
         step = play.step()
-        for path in changed(play.asked, step.action):
+        for path in changed(play.last_actions, step.action):
             findings.add(
                 path,
                 f"in step {i + 2} the step overwrites the actions of its input",
                 "unchanged actions, which learners keep",
                 "clone the actions before they are changed",
             )
-        for name, (td, copy) in kept.items():
+        for name, (td, copy) in earlier.items():
             for path in changed(td, copy):
                 findings.add(
                     (name, *path) if name == "next" else path,
@@ -212,12 +216,15 @@ def check_written_later(play: Play, n_steps: int, findings: Findings) -> None:
 
 def check_seeds(
     env: EnvBase, team: TeamSpec, seed: int, n: int, findings: Findings
-) -> list[Flat] | None:
+) -> list[StepValues] | None:
     """Checks that the same seed repeats the episodes, and that another seed changes them.
 
     Returns the values of each step of the first play; None if a rule is broken.
     """
-    first, second = _with_begin(env, team, seed, n), _with_begin(env, team, seed, n)
+    first, second = (
+        _record_with_attributes(env, team, seed, n),
+        _record_with_attributes(env, team, seed, n),
+    )
     path = _first_difference(first.played, second.played)
     if path is not None and (names := _stale_attributes(env, team, seed, first, second)):
         findings.add(
@@ -236,8 +243,8 @@ def check_seeds(
             "draw from the environment's own generator, seeded in _set_seed",
         )
         return None
-    other = _recorded(env, team, seed + 1, min(n, 5))
-    if _first_difference(first.played, other, ignore=("action",)) is None:
+    other_seed_steps = _record(env, team, seed + 1, min(n, 5))
+    if _first_difference(first.played, other_seed_steps, ignore=("action",)) is None:
         findings.hint("another seed gives the same episodes: is this environment deterministic?")
     return first.played
 
@@ -247,17 +254,17 @@ def check_twin(
     team: TeamSpec,
     make: Callable[[], EnvBase],
     seed: int,
-    alone: list[Flat],
+    recorded: list[StepValues],
     findings: Findings,
 ) -> None:
     """Checks that two instances of an environment in one process do not disturb each other."""
     twin = make()
     try:
-        own, other = Play(env, team, seed), Play(twin, team, seed)
-        pairs = [(own.step(), other.step()) for _ in alone[1:]]
+        first, second = Play(env, team, seed), Play(twin, team, seed)
+        pairs = [(first.step(), second.step()) for _ in recorded[1:]]
         for i, name in enumerate(("the environment", "its twin")):
-            played = [own.begin if i == 0 else other.begin, *(pair[i] for pair in pairs)]
-            path = _first_difference(alone, _flat(played))
+            played = [first.begin if i == 0 else second.begin, *(pair[i] for pair in pairs)]
+            path = _first_difference(recorded, _flatten_steps(played))
             if path is not None:
                 findings.add(
                     "make",
@@ -272,27 +279,31 @@ def check_twin(
 
 
 def check_idle_actions(
-    env: EnvBase, team: TeamSpec, seed: int, first: list[Flat], findings: Findings
+    env: EnvBase, team: TeamSpec, seed: int, recorded: list[StepValues], findings: Findings
 ) -> None:
     """Checks that actions of dead or waiting agents have no effect."""
-    idle = [not bool(x.all()) for step in first for key, x in step.items() if key[-1] == "mask"]
-    if not any(idle):
+    masked = [
+        not bool(x.all()) for step in recorded for key, x in step.items() if key[-1] == "mask"
+    ]
+    if not any(masked):
         return
     groups = [group for group in team.groups.values() if group.mask_key is not None]
-    other = RandomState(seed + 1)
+    random_state = RandomState(seed + 1)
 
     def change(td: TensorDictBase) -> None:
-        with other.active():
+        with random_state.active():
             drawn = env.full_action_spec.rand()
         for group in groups:
-            _poison(td.get(group.name), drawn.get(group.name), td.get(group.mask_key))
+            _overwrite_masked_actions(
+                td.get(group.name), drawn.get(group.name), td.get(group.mask_key)
+            )
 
     try:
-        played = _recorded(env, team, seed, len(first) - 1, change)
-        path = _first_difference(first, played, ignore=("action",))
+        played = _record(env, team, seed, len(recorded) - 1, change)
+        path = _first_difference(recorded, played, ignore=("action",))
         found = None if path is None else f"{path!r} changes with the actions of masked agents"
     except Exception as error:  # noqa: BLE001 - such actions may raise any error
-        found = f"the actions of masked agents make it fail ({brief(error)})"
+        found = f"the actions of masked agents make it fail ({describe_error(error)})"
     if found is not None:
         findings.add(
             "mask",
@@ -302,18 +313,22 @@ def check_idle_actions(
         )
 
 
-def _poison(group: TensorDictBase, drawn: TensorDictBase, acts: Tensor) -> None:
+def _overwrite_masked_actions(
+    group: TensorDictBase, drawn: TensorDictBase, acts_mask: Tensor
+) -> None:
     """Overwrites the actions of masked agents; continuous actions become NaN."""
     if is_lazy(group):
-        members = zip(group.unbind(group.ndim - 1), drawn.unbind(group.ndim - 1), acts.unbind(-1))
-        for own, other, acting in members:
-            _poison(own, other, acting)
+        members = zip(
+            group.unbind(group.ndim - 1), drawn.unbind(group.ndim - 1), acts_mask.unbind(-1)
+        )
+        for member, drawn_member, acting in members:
+            _overwrite_masked_actions(member, drawn_member, acting)
         return
     action = group.get("action")
-    acts = acts.reshape(*acts.shape, *[1] * (action.ndim - acts.ndim))
+    acts_mask = acts_mask.reshape(*acts_mask.shape, *[1] * (action.ndim - acts_mask.ndim))
     value = drawn.get("action")
     value = torch.full_like(action, torch.nan) if action.is_floating_point() else value
-    group.set("action", torch.where(acts, action, value))
+    group.set("action", torch.where(acts_mask, action, value))
 
 
 def check_partial_reset(env: EnvBase, team: TeamSpec, seed: int, findings: Findings) -> None:
@@ -322,11 +337,11 @@ def check_partial_reset(env: EnvBase, team: TeamSpec, seed: int, findings: Findi
         return
     play = Play(env, team, seed)
     before = play.step().carry
-    asked = torch.zeros_like(before.get("done"))
-    asked.view(-1)[0] = True
-    others = ~asked.squeeze(-1)
+    reset_mask = torch.zeros_like(before.get("done"))
+    reset_mask.view(-1)[0] = True
+    others = ~reset_mask.squeeze(-1)
     # Calls _reset, because TorchRL's reset restores the data of the other envs.
-    after = dict(leaves(base_of(env)._reset(before.clone().set("_reset", asked))))
+    after = dict(leaves(base_of(env)._reset(before.clone().set("_reset", reset_mask))))
     for path, value in leaves(before.select(*team.groups)):
         found = after.get(path)
         if found is None or found.shape != value.shape or not bool(found[others].any()):
@@ -344,13 +359,13 @@ def check_partial_reset(env: EnvBase, team: TeamSpec, seed: int, findings: Findi
 # ------------------------------------------------------------------------------------ comparing
 
 
-def _recorded(
+def _record(
     env: EnvBase,
     team: TeamSpec,
     seed: int,
     n: int,
     change: Callable[[TensorDictBase], None] | None = None,
-) -> list[Flat]:
+) -> list[StepValues]:
     return Play(env, team, seed, change).record(n)
 
 
@@ -358,11 +373,11 @@ def _recorded(
 class _Recording:
     """Recorded steps, and the environment's attributes before and after the first reset."""
 
-    played: list[Flat]
+    played: list[StepValues]
     attributes: tuple[Attributes, Attributes]
 
 
-def _with_begin(env: EnvBase, team: TeamSpec, seed: int, n: int) -> _Recording:
+def _record_with_attributes(env: EnvBase, team: TeamSpec, seed: int, n: int) -> _Recording:
     before = attributes(env)
     play = Play(env, team, seed)
     after = attributes(env)
@@ -377,25 +392,27 @@ def _stale_attributes(
     The names are found by a test: with the first play's values of these attributes, a new play
     must repeat the first. Otherwise the text is empty.
     """
-    paths = left_over(first.attributes, second.attributes)
+    paths = find_not_reset(first.attributes, second.attributes)
     if not paths:
         return ""
-    put_back(env, paths, first.attributes[0])
-    again = _recorded(env, team, seed, len(first.played) - 1)
-    same = _first_difference(first.played, again) is None
-    return ", ".join(map(name_of, paths)) if same else ""
+    restore_attributes(env, paths, first.attributes[0])
+    repeated = _record(env, team, seed, len(first.played) - 1)
+    same = _first_difference(first.played, repeated) is None
+    return ", ".join(map(attribute_name, paths)) if same else ""
 
 
-def _flat(played: list) -> list[Flat]:
+def _flatten_steps(played: list) -> list[StepValues]:
     """Returns all tensors of each recorded step, by path."""
-    given = [
+    tensordicts = [
         TensorDict({"next": x.after, "carry": x.carry}, []) if isinstance(x, Step) else x
         for x in played
     ]
-    return [dict(leaves(td)) for td in given]
+    return [dict(leaves(td)) for td in tensordicts]
 
 
-def _first_difference(first: list[Flat], second: list[Flat], ignore: tuple = ()) -> tuple | None:
+def _first_difference(
+    first: list[StepValues], second: list[StepValues], ignore: tuple = ()
+) -> tuple | None:
     for a, b in zip(first, second):
         for path, value in a.items():
             if path[-1] not in ignore and (path not in b or differs(value, b[path])):
@@ -409,6 +426,6 @@ def changed(now: TensorDictBase, then: TensorDictBase) -> list[tuple]:
     return [path for path, value in leaves(now) if path in old and differs(value, old[path])]
 
 
-def brief(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Returns the type and the message of an error as one line, without its last full stop."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:400].removesuffix('.')}"

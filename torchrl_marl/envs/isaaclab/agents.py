@@ -13,7 +13,7 @@ from torch import Tensor
 from torchrl.data import Bounded, Composite, TensorSpec, Unbounded
 
 from torchrl_marl.envs.agents.declaration import Declaration
-from torchrl_marl.envs.agents.spaces import action_spec_of, grouped, spec_of_space
+from torchrl_marl.envs.agents.spaces import action_spec_of, group_agents, spec_of_space
 from torchrl_marl.errors import ConfigError, SpecError, nearest
 from torchrl_marl.specs import AgentSpec
 
@@ -105,7 +105,7 @@ def groups_of(
     Raises:
         ConfigError: if an agent is in no group or in two, or an id is unknown.
     """
-    groups = grouped(list(env.possible_agents), group_map)
+    groups = group_agents(list(env.possible_agents), group_map)
     if group_map:
         return groups
     split: dict[str, list[str]] = {}
@@ -331,7 +331,7 @@ class Agents:
         actions: dict[str, Tensor] = {}
         for group, agents in self.places.items():
             kinds = self.declaration.groups[group]
-            acting = kinds.acting(chosen[group], mask[:, agents])
+            acting = kinds.zero_masked_actions(chosen[group], mask[:, agents])
             names = self.declaration.team.groups[group].agent_names
             for kind, rows in kinds.parts(acting, "action").items():
                 kind_slice = kinds.slices[kind] if kind else slice(None)

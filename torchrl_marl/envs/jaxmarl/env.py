@@ -172,7 +172,7 @@ class JaxMarlEnv(FinalFrames, AutoResetEnv):
             return self._to_outputs(leaves)
         jax_mask = self._dlpack.to_jax(fresh, self._jax_device)
         self._carry = self._jitted.merge(self._carry, carry, jax_mask)
-        return where_fresh(fresh, self._to_outputs(leaves), self._begun or {})
+        return where_fresh(fresh, self._to_outputs(leaves), self._next_input or {})
 
     def _play(self, actions: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
         rows = [
@@ -245,7 +245,7 @@ class JaxMarlEnv(FinalFrames, AutoResetEnv):
         zero = jax.numpy.zeros((), jax.numpy.int32)
         self._initial_key = jax.device_put((key, zero), self._jax_device)
         self._carry = None
-        self._begun = None
+        self._next_input = None
 
     def snapshot(self) -> TensorDict:
         """Returns the whole state, including running episodes and JAX's random key.
@@ -259,9 +259,9 @@ class JaxMarlEnv(FinalFrames, AutoResetEnv):
         batched = {key: x for key, x in self._carry.items() if key not in shared}
         read = self._dlpack.read_tree
         source = {"world": {"batched": read(batched), "shared": read(shared)}}
-        if self._begun is not None:
-            source["begun"] = map_leaves(self._begun, torch.clone)
-            source["ended"] = self._ended.clone()  # type: ignore[union-attr,assignment]
+        if self._next_input is not None:
+            source["begun"] = map_leaves(self._next_input, torch.clone)
+            source["ended"] = self._already_reset.clone()  # type: ignore[union-attr,assignment]
         return TensorDict(source)
 
     def restore(self, snapshot: TensorDict) -> None:
@@ -273,10 +273,10 @@ class JaxMarlEnv(FinalFrames, AutoResetEnv):
         check_parts(snapshot, ["world"], type(self).__name__)
         saved = {**snapshot["world", "batched"], **snapshot["world", "shared"]}
         carry = self._dlpack.write_tree(self._jitted.carry, saved, self._jax_device)
-        self._begun, self._ended = None, None
+        self._next_input, self._already_reset = None, None
         if "begun" in snapshot.keys():
-            self._begun = map_leaves(snapshot["begun"].to_dict(), torch.clone)
-            self._ended = snapshot["ended"].clone()
+            self._next_input = map_leaves(snapshot["begun"].to_dict(), torch.clone)
+            self._already_reset = snapshot["ended"].clone()
         self._carry = carry
 
 

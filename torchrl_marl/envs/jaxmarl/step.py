@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from torchrl.data import Composite, TensorSpec, Unbounded
 from torchrl.envs.utils import MarlGroupMapType
 
-from torchrl_marl.envs.agents.spaces import action_spec_of, grouped
+from torchrl_marl.envs.agents.spaces import action_spec_of, group_agents
 from torchrl_marl.envs.jaxmarl.build import WrappedEnv, legal_actions, wrap_env
 from torchrl_marl.errors import ConfigError, SpecError
 from torchrl_marl.specs import AgentSpec
@@ -510,7 +510,9 @@ def _read_kinds(wrapped: WrappedEnv, group_map: Any, one_hot: bool) -> dict[str,
     )
     mask_shapes = None if legal is None else {agent: tuple(x.shape) for agent, x in legal.items()}
     # Settings are hashed, so they store mappings as pairs.
-    groups = grouped(env.agents, dict(group_map) if isinstance(group_map, tuple) else group_map)
+    groups = group_agents(
+        env.agents, dict(group_map) if isinstance(group_map, tuple) else group_map
+    )
     return {
         name: kinds_of(name, ids, env, shapes, mask_shapes, one_hot) for name, ids in groups.items()
     }

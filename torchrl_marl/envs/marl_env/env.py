@@ -24,10 +24,10 @@ from torchrl_marl.envs.agents.declared_env import DeclaredEnv
 from torchrl_marl.envs.agents.life_cycle import (
     GroupFlags,
     TeamFlags,
-    begun,
-    earned,
-    ended,
-    episode_of,
+    episode_state,
+    flags_after_reset,
+    flags_after_step,
+    mask_rewards,
     where_fresh,
 )
 from torchrl_marl.envs.agents.spaces import check_bounds
@@ -55,13 +55,13 @@ def completed(method: Callable[..., Any], complete: str) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def run(self: Any, tensordict: TensorDictBase | None = None, **kwargs: Any) -> Any:
-        if self._inside:
+        if self._is_completing:
             return method(self, tensordict, **kwargs)
-        self._inside = True
+        self._is_completing = True
         try:
             return getattr(self, complete)(method, tensordict, **kwargs)
         finally:
-            self._inside = False
+            self._is_completing = False
 
     return run
 
@@ -100,7 +100,7 @@ _NOT_SIMULATOR = (
     "_is_spec_locked",
     "_inplace_update",
 )
-_WORLD = {("_episode",), ("_buffers",), ("_modules",)}
+_STATE_ATTRIBUTES = {("_episode",), ("_buffers",), ("_modules",)}
 
 
 class MarlEnv(DomainParameters, EnvGraphs, DeclaredEnv):
@@ -246,12 +246,12 @@ class MarlEnv(DomainParameters, EnvGraphs, DeclaredEnv):
         device = torch.get_default_device() if device is None else torch.device(device)
         super().__init__(device=device, batch_size=(num_envs,))
         self.max_steps, self.check = max_steps, check
-        self._checked: set[str] = set()
+        self._checked_methods: set[str] = set()
         # Names of the groups for which _reset returned a mask.
-        self._with_mask: set[str] = set()
+        self._masked_groups: set[str] = set()
         self.group_map: dict[str, list[str]] = {}
         self._declaration = Declaration(name, num_envs, in_turns=self.in_turns)
-        self._inside = False
+        self._is_completing = False
         self._seed = int(torch.randint(2**31, ())) if seed is None else seed
         self.random_state = RandomState(offset_seed(self._seed), self.device)
         self._captured = self._leader = None
@@ -260,7 +260,8 @@ class MarlEnv(DomainParameters, EnvGraphs, DeclaredEnv):
         # The state that the base class keeps; empty before the first reset.
         self._episode: dict[str, Any] = {}
         self._not_simulator = (
-            frozenset((key,) for key in (*vars(self), *_NOT_SIMULATOR, "_not_simulator")) - _WORLD
+            frozenset((key,) for key in (*vars(self), *_NOT_SIMULATOR, "_not_simulator"))
+            - _STATE_ATTRIBUTES
         )
 
     # ---------------------------------------------------------------------------- declaring
@@ -338,9 +339,12 @@ class MarlEnv(DomainParameters, EnvGraphs, DeclaredEnv):
         running = None
         if fresh is not None:
             exclude = {*self._not_simulator, ("_episode",)}
-            slots = self._slots_of_envs() if self._env_slots is ... else self._env_slots
+            slots = self._find_env_slots() if self._env_slots is ... else self._env_slots
             running = RunningEnvs(self, self.num_envs, exclude, slots)
-        with self._drawing(), forbid_inplace_writes(self._episode, f"{type(self).__name__}._reset"):
+        with (
+            self._use_random_state(),
+            forbid_inplace_writes(self._episode, f"{type(self).__name__}._reset"),
+        ):
             if self._ranges:
                 self._draw_domain()
             output = draw(self, tensordict, **kwargs)
@@ -348,9 +352,9 @@ class MarlEnv(DomainParameters, EnvGraphs, DeclaredEnv):
         if fresh is not None and running is not None:
             running.put_back(~fresh)
         self._start_episode(source, fresh)
-        return self._wrap(self._episode["given"])
+        return self._to_tensordict(self._episode["given"])
 
-    def _drawing(self) -> contextlib.AbstractContextManager[None]:
+    def _use_random_state(self) -> contextlib.AbstractContextManager[None]:
         """Context in which the env's random state is used; captured steps use torch's instead."""
         in_graph = self._captured is not None and self._captured.in_graph
         return contextlib.nullcontext() if in_graph else self.random_state.active()
@@ -359,18 +363,18 @@ class MarlEnv(DomainParameters, EnvGraphs, DeclaredEnv):
         steps = torch.zeros(self.batch_size, dtype=torch.int64, device=self.device)
         false = torch.zeros(*self.batch_size, 1, dtype=torch.bool, device=self.device)
         root = TeamFlags(false, false)
-        groups = begun(self.team, root, source)
+        groups = flags_after_reset(self.team, root, source)
         born = {n: flags.mask | self.in_turns for n, flags in groups.items()}
-        episode = episode_of(steps, root, groups, source, born)
+        episode = episode_state(steps, root, groups, source, born)
         self._episode = episode if fresh is None else where_fresh(fresh, episode, self._episode)
-        self._with_mask = {name for name in self.team.groups if "mask" in source[name]}
-        if self.respawns and not self._with_mask:
+        self._masked_groups = {name for name in self.team.groups if "mask" in source[name]}
+        if self.respawns and not self._masked_groups:
             raise SpecError(
                 f"{type(self).__name__} has respawns=True, but _reset returned no mask; return "
                 "(group, 'mask'), which is True for agents that act next."
             )
         self._check_values("_reset", "observation", self._episode["given"])
-        self._checked |= {"_reset"}
+        self._checked_methods |= {"_reset"}
 
     def _complete_step(
         self, advance: Callable[..., Any], tensordict: TensorDictBase, **kwargs: Any
@@ -381,10 +385,13 @@ class MarlEnv(DomainParameters, EnvGraphs, DeclaredEnv):
                 f"{type(self).__name__}: a step before the first reset; call reset() first."
             )
         tensordict = self._prepare_step(tensordict)
-        with self._drawing(), forbid_inplace_writes(self._episode, f"{type(self).__name__}._step"):
+        with (
+            self._use_random_state(),
+            forbid_inplace_writes(self._episode, f"{type(self).__name__}._step"),
+        ):
             output = advance(self, tensordict, **kwargs)
         source = self._declaration.reader.read(output, "_step")
-        for name in sorted(self._with_mask):
+        for name in sorted(self._masked_groups):
             if "mask" not in source[name]:
                 raise SpecError(
                     f"{type(self).__name__}._step returned no {(name, 'mask')!r}, but _reset did; "
@@ -392,24 +399,24 @@ class MarlEnv(DomainParameters, EnvGraphs, DeclaredEnv):
                 )
         flags_before = {name: GroupFlags(**flags) for name, flags in before["groups"].items()}
         rewards = {
-            name: earned(source[name].pop("reward"), flags, before["born"][name])
+            name: mask_rewards(source[name].pop("reward"), flags, before["born"][name])
             for name, flags in flags_before.items()
         }
         steps = before["steps"] + 1
         limit = None if self.max_steps is None else (steps >= self.max_steps).unsqueeze(-1)
-        groups = ended(flags_before, source)
+        groups = flags_after_step(flags_before, source)
         ends = source.pop("terminated", None), source.pop("truncated", None)
-        last = [] if self.respawns else list(groups.values())
-        root = TeamFlags(**before["root"]).after(last, *ends, limit)
-        for name in sorted(self._with_mask) if self.respawns else ():
+        ending_groups = [] if self.respawns else list(groups.values())
+        root = TeamFlags(**before["root"]).after(ending_groups, *ends, limit)
+        for name in sorted(self._masked_groups) if self.respawns else ():
             acts = source[name]["mask"]
             groups[name] = groups[name].revived(flags_before[name], acts, root)
         groups = {n: flags.closed_by(root, source[n].get("mask")) for n, flags in groups.items()}
         born = {name: flags.mask | before["born"][name] for name, flags in groups.items()}
-        self._episode = episode_of(steps, root, groups, source, born)
+        self._episode = episode_state(steps, root, groups, source, born)
         self._check_values("_step", "observation", source)
-        self._checked |= {"step", "_step"}
-        return self._wrap(self._episode["given"], rewards)
+        self._checked_methods |= {"step", "_step"}
+        return self._to_tensordict(self._episode["given"], rewards)
 
     def _prepare_step(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Returns the input of ``_step``: adds flags, and sets actions of masked agents to 0."""
@@ -419,25 +426,27 @@ class MarlEnv(DomainParameters, EnvGraphs, DeclaredEnv):
         for name, flags in self._episode["groups"].items():
             kinds = self.group_kinds[name]
             own = {**flags, "done": flags["terminated"] | flags["truncated"]}
-            own |= kinds.acting(actions[name], flags["mask"])
-            tensordict.set(name, kinds.written(tensordict.get(name), own))
+            own |= kinds.zero_masked_actions(actions[name], flags["mask"])
+            tensordict.set(name, kinds.with_leaves(tensordict.get(name), own))
         return tensordict
 
     def _check_values(self, method: str, leaf: str, output: dict[str, dict[str, Any]]) -> None:
         """Checks values against their specs in a method's first call; in all calls if ``check``."""
-        if torch.compiler.is_compiling() or (method in self._checked and not self.check):
+        if torch.compiler.is_compiling() or (method in self._checked_methods and not self.check):
             return
         masks = {name: flags["mask"] for name, flags in self._episode["groups"].items()}
         where = f"{type(self).__name__}.{method}"
         check_bounds(where, leaf, output, masks, self._declaration)
 
-    def _wrap(self, output: dict[str, Any], rewards: dict[str, Tensor] | None = None) -> TensorDict:
+    def _to_tensordict(
+        self, output: dict[str, Any], rewards: dict[str, Tensor] | None = None
+    ) -> TensorDict:
         source = dict(output)
         for name, group in self.team.groups.items():
             kinds = self.group_kinds[name]
             leaves = output[name] if rewards is None else {**output[name], "reward": rewards[name]}
             if kinds.lazy:
-                source[name] = kinds.stacked(leaves, self.batch_size, self.device)
+                source[name] = kinds.stack_lazily(leaves, self.batch_size, self.device)
                 continue
             source[name] = TensorDict(leaves, (*self.batch_size, group.n_agents), self.device)
         return TensorDict(source, self.batch_size, self.device)

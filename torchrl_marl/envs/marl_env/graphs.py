@@ -39,23 +39,23 @@ class EnvGraphs:
     reset: Callable[..., Any]
     rand_action: Callable[..., Any]
     _step: Callable[..., Any]
-    _wrap: Callable[..., Any]
+    _to_tensordict: Callable[..., Any]
     _episode: dict[str, Any]
     _not_simulator: frozenset[Any]
     _declaration: Declaration
-    _checked: set[str]
+    _checked_methods: set[str]
     _check_values: Callable[..., None]
     _captured: CapturedSimulator | None
     _leader: Any
-    _inside: bool
+    _is_completing: bool
     step: Callable[..., Any]
     _ranges: dict[str, ValueRange]
     _env_slots: Any
-    _made_with: tuple[tuple, dict[str, Any]]
+    _init_arguments: tuple[tuple, dict[str, Any]]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         env = super().__new__(cls, *args, **kwargs)  # type: ignore[call-arg]
-        env.__dict__["_made_with"] = (args, kwargs)
+        env.__dict__["_init_arguments"] = (args, kwargs)
         return env
 
     @property
@@ -76,9 +76,11 @@ class EnvGraphs:
             with torch.random.fork_rng():  # building other envs must not change the random state
                 # A graph is valid for one time limit only, so the limit is not part of the state.
                 exclude = self._not_simulator - {("max_steps",), ("_ranges",)}
-                state = SimulatorState(lambda n: self.twin(n)._after_a_step(), exclude)
+                state = SimulatorState(lambda n: self.twin(n)._advance_one_step(), exclude)
             self.random_state.load_state_dict(random)
-            self._captured = CapturedSimulator(self, state, self._after_a_step, self.random_state)
+            self._captured = CapturedSimulator(
+                self, state, self._advance_one_step, self.random_state
+            )
         return self._captured
 
     def twin(self, num_envs: int) -> Any:
@@ -89,10 +91,10 @@ class EnvGraphs:
         Raises:
             CaptureError: the class does not take ``num_envs``, or does not pass it to its parent.
         """
-        args, kwargs = list(self._made_with[0]), dict(self._made_with[1])
-        at = _place_of_num_envs(type(self))
-        if at is not None and at < len(args):
-            args[at] = num_envs
+        args, kwargs = list(self._init_arguments[0]), dict(self._init_arguments[1])
+        position = _position_of_num_envs(type(self))
+        if position is not None and position < len(args):
+            args[position] = num_envs
         else:
             kwargs["num_envs"] = num_envs
         try:
@@ -112,7 +114,7 @@ class EnvGraphs:
         twin.random_state, twin._leader, twin._ranges = self.random_state, self, self._ranges
         return twin
 
-    def _slots_of_envs(self) -> dict[Path, bool] | None:
+    def _find_env_slots(self) -> dict[Path, bool] | None:
         """Finds the tensors that have the envs as first dim.
 
         Builds this environment with other numbers of envs, and compares the shapes. Returns None
@@ -127,11 +129,13 @@ class EnvGraphs:
             random = self.random_state.state_dict()
             try:
                 with RandomState(0, self.device).active():  # twins must not change the env's
-                    self._env_slots = slots_of_envs(lambda n: self.twin(n)._after_a_step(), exclude)
+                    self._env_slots = slots_of_envs(
+                        lambda n: self.twin(n)._advance_one_step(), exclude
+                    )
             # An environment may raise any error for a number of envs that it does not support.
             except Exception:
                 self._env_slots = None
-                self._warn_of_tables(exclude)
+                self._warn_of_shared_tables(exclude)
             finally:
                 self.random_state.load_state_dict(random)
             if key is not None and self._env_slots is not None:
@@ -139,20 +143,20 @@ class EnvGraphs:
         return self._env_slots
 
     def _probe_key(self, exclude: set[Path]) -> tuple | None:
-        """Returns a key under which :meth:`_slots_of_envs` can reuse its result.
+        """Returns a key under which :meth:`_find_env_slots` can reuse its result.
 
         The key consists of the constructor's arguments and the shapes of all tensors. It is None
         if an argument is not a plain value.
         """
-        args, kwargs = self._made_with
-        made = (*args, *((key, x) for key, x in kwargs.items() if key != "seed"))
-        if not _is_plain(made):
+        args, kwargs = self._init_arguments
+        arguments = (*args, *((key, x) for key, x in kwargs.items() if key != "seed"))
+        if not _is_plain(arguments):
             return None
         tensors = walk_simulator(self, frozenset(exclude)).tensors
         shapes = tuple((path, x.dtype, tuple(x.shape)) for path, x in tensors.items())
-        return repr(made), str(self.device), shapes
+        return repr(arguments), str(self.device), shapes
 
-    def _warn_of_tables(self, exclude: set[Path]) -> None:
+    def _warn_of_shared_tables(self, exclude: set[Path]) -> None:
         """Warns of tensors that all envs share, but that have as many rows as there are envs.
 
         Such a tensor looks like one row per env. So a reset of some envs would change rows that
@@ -161,11 +165,11 @@ class EnvGraphs:
 
         def step(env: EnvGraphs) -> TensorDictBase:
             with RandomState(0, self.device).active():
-                return env.step(env.rand_action(env._wrap(env._episode["given"])))["next"]
+                return env.step(env.rand_action(env._to_tensordict(env._episode["given"])))["next"]
 
         try:
             env = copy.deepcopy(self)
-            env._inside = False
+            env._is_completing = False
             tables = shared_tables(env, self.batch_size[0], exclude, type(self).reset, step)
         except Exception:  # the environment cannot be copied, or fails with changed tables
             return
@@ -208,13 +212,14 @@ class EnvGraphs:
             SpecError: an action is outside its spec; the message names the agent and the env.
         """
         actions = self._declaration.reader.read_actions(tensordict)
-        self._checked.discard("step")
+        self._checked_methods.discard("step")
         self._check_values("step", "action", actions)
 
-    def _after_a_step(self) -> Any:
+    def _advance_one_step(self) -> Any:
+        """Makes a step with random actions; returns the environment itself."""
         if not self._episode:
             self.reset()
-        self._step(self.rand_action(self._wrap(self._episode["given"])))
+        self._step(self.rand_action(self._to_tensordict(self._episode["given"])))
         return self
 
 
@@ -227,15 +232,17 @@ def _is_plain(value: Any) -> bool:
     return value is None or type(value) in (bool, int, float, str, torch.device)
 
 
-def _place_of_num_envs(cls: type) -> int | None:
+def _position_of_num_envs(cls: type) -> int | None:
     """Returns the position of a class's argument ``num_envs``; None if it cannot be positional.
 
     If the only positional arguments of a class are ``*args``, the parent's signature is read.
     """
     for init in (vars(parent)["__init__"] for parent in cls.__mro__ if "__init__" in vars(parent)):
         parameters = list(inspect.signature(init).parameters.values())[1:]
-        by_place = [x for x in parameters if x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)]
-        names = [x.name for x in by_place]
+        positional = [
+            x for x in parameters if x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)
+        ]
+        names = [x.name for x in positional]
         if "num_envs" in names:
             return names.index("num_envs")
         if names or all(x.kind is not x.VAR_POSITIONAL for x in parameters):

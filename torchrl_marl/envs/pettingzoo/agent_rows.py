@@ -123,18 +123,18 @@ class PartViews:
     """
 
     def __init__(self, row: Row, part: str, slots: Sequence[AgentSlot]) -> None:
-        head = f"{part}/"
-        own = {key.removeprefix(head): x for key, x in row.items() if key.startswith(head)}
-        self.fields = own
-        self.root, self.ended = own["root"], row["ended"]
-        self.flags = {slot.group: own[f"{slot.group}//flags"] for slot in slots}
-        self.masks = {slot.group: own[f"{slot.group}//mask"] for slot in slots}
+        prefix = f"{part}/"
+        fields = {key.removeprefix(prefix): x for key, x in row.items() if key.startswith(prefix)}
+        self.fields = fields
+        self.root, self.ended = fields["root"], row["ended"]
+        self.flags = {slot.group: fields[f"{slot.group}//flags"] for slot in slots}
+        self.masks = {slot.group: fields[f"{slot.group}//mask"] for slot in slots}
         self.all_flags = [self.root, *self.flags.values(), *self.masks.values()]
         flags = {id(x) for x in self.all_flags}
-        self.data = [x for key, x in own.items() if id(x) not in flags and "//reward" not in key]
+        self.data = [x for key, x in fields.items() if id(x) not in flags and "//reward" not in key]
         self.leaves = [
             [
-                (leaf.path, leaf.start, own[leaf.field][slot.places["observation"]])
+                (leaf.path, leaf.start, fields[leaf.field][slot.places["observation"]])
                 for leaf in slot.leaves
             ]
             for slot in slots
@@ -146,24 +146,24 @@ class PartViews:
             for path, start, view in leaves[:1]
         ]
         self.action_masks = [
-            own[slot.fields["action_mask"]][slot.places["action_mask"]]
+            fields[slot.fields["action_mask"]][slot.places["action_mask"]]
             if slot.spaces.masked
             else None
             for slot in slots
         ]
         # Only the result of a step has rewards.
-        earners = slots if part == "after" else ()
-        self.rewards = [own[f"{slot.group}//reward"][slot.index] for slot in earners]
+        rewarded_slots = slots if part == "after" else ()
+        self.rewards = [fields[f"{slot.group}//reward"][slot.index] for slot in rewarded_slots]
         self.infos = {
             group: {
                 key.removeprefix(f"{group}//info/"): x
-                for key, x in own.items()
+                for key, x in fields.items()
                 if key.startswith(f"{group}//info/")
             }
             for group in self.masks
         }
 
-    def see(self, i: int, agent: Any, observation: Any) -> None:
+    def write_observation(self, i: int, agent: Any, observation: Any) -> None:
         """Writes an agent's observation.
 
         Raises:
@@ -183,7 +183,7 @@ class PartViews:
                 value = part_of(value, key, agent)
             write(view, value, f"the observation{list(path) or ''} of agent {agent!r}", start)
 
-    def see_nothing(self, i: int) -> None:
+    def write_no_observation(self, i: int) -> None:
         """Writes zeros as the observation of an agent that has none."""
         for _, _, view in self.leaves[i]:
             view[...] = 0
@@ -237,31 +237,31 @@ def write(view: np.ndarray, value: Any, what: str, start: int | tuple[int, ...] 
 def action_readers(row: Row, slots: Sequence[AgentSlot]) -> list[Callable[[], Any]]:
     """Returns functions, one per agent, that read an action in the environment's format."""
     return [
-        _reader(row[slot.fields["action"]], slot.places["action"], slot.spaces.action)
+        _action_reader(row[slot.fields["action"]], slot.places["action"], slot.spaces.action)
         for slot in slots
     ]
 
 
-def _reader_of_parts(row: np.ndarray, space: Any) -> Callable[[], Any]:
+def _parts_reader(row: np.ndarray, space: Any) -> Callable[[], Any]:
     """Returns a function that reads the action of a Tuple or Dict space from an agent's row."""
     readers, start = {}, 0
     for key, part in parts_of(space):
         single = type(part).__name__ == "Discrete"
         end = start + (1 if single else int(np.prod(part.shape)))
-        own, start = row[start:end], end
-        readers[key] = _reader(own if single else own[None], 0, part)
+        row_part, start = row[start:end], end
+        readers[key] = _action_reader(row_part if single else row_part[None], 0, part)
     return lambda: in_order({key: read() for key, read in readers.items()}, space)
 
 
-def _reader(rows: np.ndarray, place: int, space: Any) -> Callable[[], Any]:
+def _action_reader(rows: np.ndarray, index: int, space: Any) -> Callable[[], Any]:
     kind = type(space).__name__
     if has_parts(space):
-        return _reader_of_parts(rows[place], space)
+        return _parts_reader(rows[index], space)
     if kind == "Discrete":
         start = int(getattr(space, "start", 0))
         item = rows.item
-        return lambda: int(item(place)) + start
-    row = rows[place]
+        return lambda: int(item(index)) + start
+    row = rows[index]
     shape, dtype = space.shape, space.dtype
     if kind == "Box" and (shape, dtype) == (row.shape, row.dtype):
         return row.copy

@@ -15,7 +15,7 @@ import numpy as np
 
 from torchrl_marl.envs.pettingzoo.agent_rows import AgentSpaces, spaces_of
 from torchrl_marl.envs.pettingzoo.drawing import quiet, takes_mode
-from torchrl_marl.envs.pettingzoo.instance import seen_limit
+from torchrl_marl.envs.pettingzoo.instance import declared_limit
 from torchrl_marl.envs.pettingzoo.library import Backend, by_name, continuous_argument, of_module
 from torchrl_marl.envs.pettingzoo.parts import flat_mask, has_parts, in_order, parts_of, sizes_of
 from torchrl_marl.envs.pettingzoo.rng import OwnRandom
@@ -82,17 +82,17 @@ def maker_of(
     if isinstance(env, str):
         with quiet():
             creator, own = by_name(env, backend)
-        kwargs = {**own, **_mode(creator, drawn), **kwargs}
+        kwargs = {**own, **_render_mode_argument(creator, drawn), **kwargs}
         return EnvMaker(
             env, creator, {**continuous_argument(creator, continuous, kwargs), **kwargs}
         )
     if isinstance(env, ModuleType):
         creator = of_module(env, backend)
-        return EnvMaker(env.__name__, creator, {**_mode(creator, drawn), **kwargs})
+        return EnvMaker(env.__name__, creator, {**_render_mode_argument(creator, drawn), **kwargs})
     if hasattr(env, "reset") and hasattr(env, "step") and not inspect.isclass(env):
-        return _of_object(env, kwargs, n_copies)
+        return _maker_of_object(env, kwargs, n_copies)
     if callable(env):
-        kwargs = {**_mode(env, drawn), **kwargs}
+        kwargs = {**_render_mode_argument(env, drawn), **kwargs}
         return EnvMaker(getattr(env, "__name__", type(env).__name__), env, kwargs)
     raise ConfigError(
         f"the environment is a {type(env).__name__}, expected a name such as "
@@ -100,12 +100,12 @@ def maker_of(
     )
 
 
-def _mode(creator: Callable[..., Any], drawn: bool) -> dict[str, Any]:
+def _render_mode_argument(creator: Callable[..., Any], drawn: bool) -> dict[str, Any]:
     """Returns the argument ``render_mode`` in a dict; empty if the environment does not take it."""
     return {"render_mode": "rgb_array"} if drawn and takes_mode(creator) else {}
 
 
-def _of_object(env: Any, kwargs: dict[str, Any], n_copies: int) -> EnvMaker:
+def _maker_of_object(env: Any, kwargs: dict[str, Any], n_copies: int) -> EnvMaker:
     name = type(getattr(env, "unwrapped", env)).__name__
     if kwargs:
         raise ConfigError(
@@ -168,16 +168,18 @@ def probe(name: str, env: Any, infos: bool, state: bool) -> EnvFacts:
     turns = hasattr(type(env), "last") or hasattr(type(env), "agent_iter")
     with OwnRandom(0).active(look=True):
         output = env.reset(seed=0)
-        first = env.infos if turns else output[1]
+        first_infos = env.infos if turns else output[1]
         agents = list(_agents_of(name, env))
-        spaces = _mark_masked([spaces_of(env, agent, first) for agent in agents])
+        spaces = _mark_masked([spaces_of(env, agent, first_infos) for agent in agents])
         n_state = _state_size(name, env) if state else 0
         keys: dict[Any, set[str]] = {agent: set() for agent in agents}
-        for now in _infos(env, first, turns) if infos else ():
+        for step_infos in _iterate_infos(env, first_infos, turns) if infos else ():
             for agent in agents:
-                keys[agent] |= {key for key, x in (now.get(agent) or {}).items() if _numeric(x)}
+                keys[agent] |= {
+                    key for key, x in (step_infos.get(agent) or {}).items() if _is_number(x)
+                }
     info_keys_of = {agent: sorted(own) for agent, own in keys.items()}
-    limit = seen_limit(env, len(agents) if turns else 1)
+    limit = declared_limit(env, len(agents) if turns else 1)
     return EnvFacts(turns, spaces, info_keys_of, n_state, limit)
 
 
@@ -202,7 +204,7 @@ def _mark_masked(agents: list[AgentSpaces]) -> list[AgentSpaces]:
         return agents
     return [
         replace(own, masked="info")
-        if own.masked is None and type(own.action).__name__ in ("Discrete", *_SEVERAL)
+        if own.masked is None and type(own.action).__name__ in ("Discrete", *_SPACES_OF_CHOICES)
         else own
         for own in agents
     ]
@@ -218,40 +220,44 @@ def _state_size(name: str, env: Any) -> int:
         ) from error
 
 
-def _infos(env: Any, infos: Mapping[Any, Any], turns: bool) -> Iterator[Mapping[Any, Any]]:
+def _iterate_infos(env: Any, infos: Mapping[Any, Any], turns: bool) -> Iterator[Mapping[Any, Any]]:
     """Yields the infos of a reset and of a few random steps."""
     yield infos
-    seen: Any = {}
+    observations: Any = {}
     for _ in range(_PROBE_STEPS):
         if not env.agents:
             return
         if turns:
-            seen, _, dead, cut, own = env.last()
+            observations, _, terminated, truncated, info = env.last()
             agent = env.agent_selection
-            env.step(None if dead or cut else _sample(env, agent, seen, own))
+            env.step(
+                None if terminated or truncated else _sample_action(env, agent, observations, info)
+            )
             infos = env.infos
         else:
-            sampled = {a: _sample(env, a, seen.get(a), infos.get(a)) for a in env.agents}
-            seen, _, _, _, infos = env.step(sampled)
+            sampled = {
+                a: _sample_action(env, a, observations.get(a), infos.get(a)) for a in env.agents
+            }
+            observations, _, _, _, infos = env.step(sampled)
         yield infos
 
 
-def _sample(env: Any, agent: Any, seen: Any, infos: Any) -> Any:
+def _sample_action(env: Any, agent: Any, observation: Any, infos: Any) -> Any:
     space = copy.deepcopy(env.action_space(agent))
-    for source in (seen, infos):
+    for source in (observation, infos):
         if isinstance(source, Mapping) and "action_mask" in source:
             legal = source["action_mask"]
-            if type(space).__name__ in _SEVERAL:
-                return _sample_several(space, legal)
+            if type(space).__name__ in _SPACES_OF_CHOICES:
+                return _sample_choices(space, legal)
             legal = np.asarray(legal, np.int8)
             return space.sample(legal) if legal.any() else space.sample()
     return space.sample()
 
 
-_SEVERAL = ("MultiDiscrete", "MultiBinary", "Tuple", "Dict")
+_SPACES_OF_CHOICES = ("MultiDiscrete", "MultiBinary", "Tuple", "Dict")
 
 
-def _sample_several(space: Any, legal: Any) -> Any:
+def _sample_choices(space: Any, legal: Any) -> Any:
     """Draws a legal option of each choice; the mask is that of the whole space or a part of it."""
     legal = flat_mask(legal, space)
     if not has_parts(space):
@@ -267,40 +273,40 @@ def _sample_several(space: Any, legal: Any) -> Any:
 def _sample_options(space: Any, legal: np.ndarray) -> Any:
     if not len(legal):
         return space.sample()
-    options = [np.flatnonzero(own) for own in np.split(legal, np.cumsum(sizes_of(space))[:-1])]
-    drawn = [space.np_random.choice(own) if len(own) else 0 for own in options]
+    options = [np.flatnonzero(part) for part in np.split(legal, np.cumsum(sizes_of(space))[:-1])]
+    drawn = [space.np_random.choice(part) if len(part) else 0 for part in options]
     return np.reshape(drawn, space.shape).astype(space.dtype) + getattr(space, "start", 0)
 
 
-def _numeric(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     if isinstance(value, (bool, int, float, np.number, np.bool_)):
         return True
     return isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "biuf"
 
 
 def info_keys(
-    facts: EnvFacts, groups: Mapping[str, Iterable[Any]], asked: bool | Iterable[str]
+    facts: EnvFacts, groups: Mapping[str, Iterable[Any]], requested: bool | Iterable[str]
 ) -> dict[str, list[str]]:
     """Returns a dict, group -> keys of the infos that the adapter returns.
 
     Args:
         facts (EnvFacts): facts about the environment.
         groups (mapping): group -> ids of its agents.
-        asked (bool or iterable of str): True for all keys, False for none, or the wanted keys.
+        requested (bool or iterable of str): True for all keys, False for none, or the wanted keys.
     """
-    if not isinstance(asked, bool):
-        asked = list(asked)
+    if not isinstance(requested, bool):
+        requested = list(requested)
         known = sorted({key for keys in facts.infos.values() for key in keys})
-        if never := [key for key in asked if key not in known]:
+        if unknown := [key for key in requested if key not in known]:
             warnings.warn(
-                f"no agent had the info {', '.join(map(repr, never))} in the first "
+                f"no agent had the info {', '.join(map(repr, unknown))} in the first "
                 f"{_PROBE_STEPS} steps, it is 0 in steps without it; "
                 f"there were {', '.join(map(repr, known)) or 'none'}.",
                 stacklevel=3,
             )
-        return dict.fromkeys(groups, asked)
+        return dict.fromkeys(groups, requested)
     found = {
         group: sorted({key for agent in agents for key in facts.infos[agent]})
         for group, agents in groups.items()
     }
-    return {group: keys for group, keys in found.items() if keys and asked}
+    return {group: keys for group, keys in found.items() if keys and requested}

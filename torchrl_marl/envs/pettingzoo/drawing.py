@@ -74,20 +74,20 @@ def drawn(env: Any, name: str) -> np.ndarray | str:
     """
     with _keep_random_state(), quiet():
         try:
-            found = env.render()
+            picture = env.render()
         except Exception as error:
-            why = " ".join(f"{type(error).__name__}: {error}".split())
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise UserError(
-                f"{name} could not be drawn (render() raised {why}); turn the animation off, or "
+                f"{name} could not be drawn (render() raised {reason}); turn the animation off, or "
                 "correct the environment."
             ) from error
-    found = found.getvalue() if isinstance(found, io.StringIO) else found
-    if isinstance(found, str):
-        return found
-    pixels = np.asarray(found)
+    picture = picture.getvalue() if isinstance(picture, io.StringIO) else picture
+    if isinstance(picture, str):
+        return picture
+    pixels = np.asarray(picture)
     if pixels.ndim != 3 or pixels.shape[-1] not in (3, 4):
         raise UserError(
-            f"{name} could not be drawn: render() returned {type(found).__name__} of shape "
+            f"{name} could not be drawn: render() returned {type(picture).__name__} of shape "
             f"{pixels.shape}, expected pixels [H, W, 3]; build it with render_mode='rgb_array'."
         )
     return np.array(pixels[..., :3], dtype=np.uint8)
@@ -107,8 +107,8 @@ def _keep_random_state() -> Iterator[None]:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Context that suppresses messages, windows and warnings of environments."""
-    ours = {"PYGAME_HIDE_SUPPORT_PROMPT": "hide", "SDL_VIDEODRIVER": "dummy"}
-    added = {key: value for key, value in ours.items() if key not in os.environ}
+    defaults = {"PYGAME_HIDE_SUPPORT_PROMPT": "hide", "SDL_VIDEODRIVER": "dummy"}
+    added = {key: value for key, value in defaults.items() if key not in os.environ}
     os.environ.update(added)
     try:
         with warnings.catch_warnings():

@@ -27,7 +27,7 @@ from torchrl_marl.envs.agents.declaration import (
 )
 from torchrl_marl.envs.agents.declared_env import AutoResetEnv, without_rewards
 from torchrl_marl.envs.agents.life_cycle import where_fresh
-from torchrl_marl.envs.agents.spaces import grouped
+from torchrl_marl.envs.agents.spaces import group_agents
 from torchrl_marl.envs.pettingzoo.build import Backend, info_keys, maker_of, probe
 from torchrl_marl.envs.pettingzoo.drawing import check_modes, mode_of
 from torchrl_marl.envs.pettingzoo.instance import CopyPlan, ParallelCopy, TurnCopy
@@ -49,7 +49,7 @@ from torchrl_marl.runtime.trust import is_own, signature
 __all__ = ["PettingZooEnv"]
 
 
-_PICKLED = b"worlds of PettingZoo"  # prefix of the signed bytes
+_SIGNED_PREFIX = b"worlds of PettingZoo"  # prefix of the signed bytes
 
 
 class PettingZooEnv(FinalFrames, AutoResetEnv):
@@ -159,19 +159,22 @@ class PettingZooEnv(FinalFrames, AutoResetEnv):
                 f"{make.name} is turn-based, where agents cannot come back, but respawns is True; "
                 "leave it out, or use a parallel environment."
             )
-        self._mode, self._built_for = mode_of(first), getattr(first, "render_mode", None)
-        self._is_given = not isinstance(env, str) and not drawn
+        self._supported_mode, self._render_mode = (
+            mode_of(first),
+            getattr(first, "render_mode", None),
+        )
+        self._built_by_user = not isinstance(env, str) and not drawn
         if first is not env:
-            _close(make.name, first)
-        groups = grouped([own.agent for own in facts.agents], group_map)
+            _close_probe(make.name, first)
+        groups = group_agents([own.agent for own in facts.agents], group_map)
         spaces = {own.agent: own for own in facts.agents}
-        seated = {group: [spaces[agent] for agent in ids] for group, ids in groups.items()}
+        group_spaces = {group: [spaces[agent] for agent in ids] for group, ids in groups.items()}
         features = facts.n_state if state == "world" else state
         declaration = declared(
-            make.name, num_envs, seated, not categorical_actions, features, facts.turns
+            make.name, num_envs, group_spaces, not categorical_actions, features, facts.turns
         )
         keys = info_keys(facts, groups, info)
-        slots = tuple(slots_of(declaration, seated))
+        slots = tuple(slots_of(declaration, group_spaces))
         super().__init__(declaration, device=device, info=_info_specs(keys, groups))
         self._set_seed(int(torch.randint(2**31, ())) if seed is None else seed)
         self.respawns = respawns
@@ -193,20 +196,22 @@ class PettingZooEnv(FinalFrames, AutoResetEnv):
     # ------------------------------------------------------------------------ reset and step
 
     def _start(self, fresh: Tensor | None) -> dict[str, Any]:
-        which = np.ones(self.num_envs, bool) if fresh is None else fresh.cpu().numpy()
-        seeds = [seed if begins else None for seed, begins in zip(self._seeds, which)]
-        self._seeds = [None if begins else seed for seed, begins in zip(self._seeds, which)]
-        self._workers.begin(which, seeds)
+        fresh_mask = np.ones(self.num_envs, bool) if fresh is None else fresh.cpu().numpy()
+        seeds = [seed if is_fresh else None for seed, is_fresh in zip(self._seeds, fresh_mask)]
+        self._seeds = [
+            None if is_fresh else seed for seed, is_fresh in zip(self._seeds, fresh_mask)
+        ]
+        self._workers.begin(fresh_mask, seeds)
         self._rows.check("begun")
         return self._rows.read("begun")
 
     def _play(self, actions: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
-        before = self._begun
+        before = self._next_input
         self._rows.write_actions(actions)
         self._rows.check_actions()
         restarted = self._workers.play()
         if restarted is not None:
-            return self._cut_off(restarted, before)
+            return self._truncate_restarted(restarted, before)
         self._rows.check("after")
         after = self._rows.read("after")
         if not self._rows.ended.any():
@@ -226,19 +231,21 @@ class PettingZooEnv(FinalFrames, AutoResetEnv):
         Raises:
             ConfigError: if the environment cannot be rendered; the message says how to fix that.
         """
-        check_modes(self._declaration.owner, self._mode, self._built_for, self._is_given)
+        check_modes(
+            self._declaration.owner, self._supported_mode, self._render_mode, self._built_by_user
+        )
 
     def _draw(self, index: int) -> Picture:
         self.check_scene()
-        if self._built_for != self._mode:
+        if self._render_mode != self._supported_mode:
             raise ConfigError(
                 f"{self._declaration.owner} was built without rendering; use drawn=True, or "
-                f"render_mode={self._mode!r}."
+                f"render_mode={self._supported_mode!r}."
             )
-        found: Picture = self._workers.draw(index)
-        return found
+        picture: Picture = self._workers.draw(index)
+        return picture
 
-    def _cut_off(
+    def _truncate_restarted(
         self, restarted: np.ndarray, before: dict[str, Any] | None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Returns the result of a step; the episodes of restarted copies are truncated in it."""
@@ -275,14 +282,18 @@ class PettingZooEnv(FinalFrames, AutoResetEnv):
         except UserError as error:
             raise SimulatorStateError(str(error)) from error
         seeds = [-1 if seed is None else seed for seed in self._seeds]
-        ended = np.zeros(self.num_envs, bool) if self._ended is None else self._ended.cpu().numpy()
+        ended = (
+            np.zeros(self.num_envs, bool)
+            if self._already_reset is None
+            else self._already_reset.cpu().numpy()
+        )
         saved = {
             "of": f"{self._declaration.owner} x {self.num_envs}",
             "worlds": {
                 str(i): torch.frombuffer(bytearray(env), dtype=torch.uint8)
                 for i, env in enumerate(envs)
             },
-            "signature": signature(_PICKLED, *envs),
+            "signature": signature(_SIGNED_PREFIX, *envs),
             "rows": {name: torch.from_numpy(x).clone() for name, x in self._rows.rows.items()},
             "seeds": torch.tensor(seeds),
             "ended": torch.from_numpy(ended).clone(),
@@ -301,25 +312,25 @@ class PettingZooEnv(FinalFrames, AutoResetEnv):
             TrustError: if another user or machine wrote the snapshot.
         """
         check_parts(snapshot, ["of", "worlds"], type(self).__name__)
-        own = f"{self._declaration.owner} x {self.num_envs}"
-        check_snapshot(snapshot["of"], own)
-        saved = snapshot["worlds"]
-        envs = [saved[str(i)].cpu().numpy().tobytes() for i in range(self.num_envs)]
+        description = f"{self._declaration.owner} x {self.num_envs}"
+        check_snapshot(snapshot["of"], description)
+        pickles = snapshot["worlds"]
+        envs = [pickles[str(i)].cpu().numpy().tobytes() for i in range(self.num_envs)]
         signed = snapshot["signature"] if "signature" in snapshot.keys() else None
-        if not is_own(signed, _PICKLED, *envs):
+        if not is_own(signed, _SIGNED_PREFIX, *envs):
             raise TrustError(
-                f"the environments of this snapshot of {own} are pickles, which can run any code "
-                "when loaded, and were not written by you on this machine."
+                f"the environments of this snapshot of {description} are pickles, which can run "
+                "any code when loaded, and were not written by you on this machine."
             )
         self._workers.load(envs)
         for name, rows in self._rows.rows.items():
             rows[...] = snapshot["rows"][name].cpu().numpy()
         self._seeds = [None if seed < 0 else seed for seed in snapshot["seeds"].tolist()]
-        self._begun = self._rows.read("begun")
-        self._ended = snapshot["ended"].to(self.device)
+        self._next_input = self._rows.read("begun")
+        self._already_reset = snapshot["ended"].to(self.device)
 
 
-def _close(name: str, env: Any) -> None:
+def _close_probe(name: str, env: Any) -> None:
     """Closes an environment that was built only to find facts about it; errors are ignored."""
     try:
         getattr(env, "close", bool)()

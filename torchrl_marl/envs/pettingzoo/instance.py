@@ -26,13 +26,13 @@ from torchrl_marl.envs.pettingzoo.pickling import pickled, unpickled
 from torchrl_marl.envs.pettingzoo.rng import OwnRandom
 from torchrl_marl.errors import ConfigError, SpecError, UserError
 
-__all__ = ["CopyPlan", "OneCopy", "ParallelCopy", "TurnCopy", "seen_limit"]
+__all__ = ["CopyPlan", "OneCopy", "ParallelCopy", "TurnCopy", "declared_limit"]
 
 # Most steps of an episode in environments without a known time limit; more are an error.
 ENDLESS = 10_000
 _LIMITS = ("max_cycles", "max_steps", "max_num_steps", "_max_episode_steps", "max_episode_steps")
 
-Given = tuple[dict, dict, dict, dict, dict]
+StepOutput = tuple[dict, dict, dict, dict, dict]
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,13 @@ class OneCopy(ABC):
             self.env = make()
         self.plan, self.slots = plan, plan.slots
         self.agents = [slot.spaces.agent for slot in plan.slots]
-        self._known = frozenset(self.agents)
+        self._agent_ids = frozenset(self.agents)
         self.life, self.steps = LifeCycle.of(self.agents, plan.respawns), 0
-        self._limit = seen_limit(self.env, len(self.agents) if self.in_turns else 1)
+        self._limit = declared_limit(self.env, len(self.agents) if self.in_turns else 1)
         self._spaces: dict[Any, tuple[Any, Any]] = {}
         self._row: Row | None = None
         self._watched = False
-        self._shown: np.ndarray | str | None = None
+        self._last_picture: np.ndarray | str | None = None
 
     # ------------------------------------------------------------ parallel and AEC environments
 
@@ -88,117 +88,119 @@ class OneCopy(ABC):
         """Resets the environment; returns observations and infos."""
 
     @abstractmethod
-    def _move(self) -> Given:
+    def _step_env(self) -> StepOutput:
         """Steps the environment; returns observations, rewards, both done flags and infos."""
 
     @abstractmethod
-    def _acting(self, seen: Mapping[Any, Any]) -> Collection[Any]:
+    def _next_agents(self, observations: Mapping[Any, Any]) -> Collection[Any]:
         """Returns the agents that act next."""
 
     # ------------------------------------------------------------------------------ life cycle
 
     def begin(self, row: Row, seed: int | None) -> None:
         """Begins an episode and writes its first observations; without a given seed, draws one."""
-        self._bind(row)
-        self._shown = None
+        self._bind_row(row)
+        self._last_picture = None
         if seed is not None:
             self._random.seed(seed)
         with self._random.active(look=True):
-            self._begin(seed)
+            self._begin_episode(seed)
 
     def play(self, row: Row) -> None:
         """Makes a step and writes its result; resets the environment if the episode ended."""
-        self._bind(row)
+        self._bind_row(row)
         with self._random.active():
             if self.steps == 0:
-                self._carry(self._begun, self._after, True)
-            moved = self._move()
+                self._copy_part(self._begun_part, self._after_part, True)
+            output = self._step_env()
             self.steps += 1
-            over, changed = self._write_step(*moved)
+            over, changed = self._write_step(*output)
         if self._watched:
-            self._shown = drawn(self.env, self.plan.name)
+            self._last_picture = drawn(self.env, self.plan.name)
         if over:
             with self._random.active(look=True):
-                self._begin(None)
+                self._begin_episode(None)
         else:
-            self._carry(self._after, self._begun, changed)
+            self._copy_part(self._after_part, self._begun_part, changed)
 
-    def _begin(self, seed: int | None) -> None:
-        seen, infos = self._reset(self._random.seed_of_episode() if seed is None else seed)
+    def _begin_episode(self, seed: int | None) -> None:
+        observations, infos = self._reset(self._random.seed_of_episode() if seed is None else seed)
         self.steps, self.life = 0, LifeCycle.of(self.agents, self.plan.respawns)
-        self._check_names(self.env.agents, seen)
+        self._check_names(self.env.agents, observations)
         self._check_spaces(infos)
-        for view in self._begun.fields.values():
+        for view in self._begun_part.fields.values():
             view[...] = 0
         self.life.advance(self.env.agents, {}, {})
-        self.life.choose(self._acting(seen), self.in_turns)
-        self._write(self._begun, seen, infos)
-        self._write_flags(self._begun)
+        self.life.choose(self._next_agents(observations), self.in_turns)
+        self._write(self._begun_part, observations, infos)
+        self._write_flags(self._begun_part)
 
     def _write_step(
-        self, seen: dict, earned: dict, terminated: dict, truncated: dict, infos: dict
+        self, observations: dict, rewards: dict, terminated: dict, truncated: dict, infos: dict
     ) -> tuple[bool, bool]:
         """Writes a step's result; returns whether the episode ended and whether flags changed."""
         changed, alive, life, present = False, True, self.life, self.env.agents
         earns = life.earns  # as it is at the start of the step
-        self._check_names(present, seen, earned, terminated, truncated)
-        same = life.all_act and seen.keys() == self._known == set(present)
-        if not (same and _all_false(terminated) and _all_false(truncated)):
+        self._check_names(present, observations, rewards, terminated, truncated)
+        unchanged = life.all_act and observations.keys() == self._agent_ids == set(present)
+        if not (unchanged and _all_false(terminated) and _all_false(truncated)):
             cut_off = self._limit is not None and self.steps >= self._limit
             changed, alive = life.advance(present, terminated, truncated, cut_off)
-            changed = life.choose(self._acting(seen), self.in_turns) or changed
-        over, after = not alive or self.steps == self.plan.max_steps, self._after
-        self._write(after, seen, infos)
+            changed = life.choose(self._next_agents(observations), self.in_turns) or changed
+        over, view = not alive or self.steps == self.plan.max_steps, self._after_part
+        self._write(view, observations, infos)
         try:
-            for agent, place, own in zip(self.agents, after.rewards, earns):
-                place[0] = earned.get(agent, 0.0) if own else 0.0
+            for agent, reward_view, earns_reward in zip(self.agents, view.rewards, earns):
+                reward_view[0] = rewards.get(agent, 0.0) if earns_reward else 0.0
         except (TypeError, ValueError):
-            self._write_odd_rewards(earned, earns)
+            self._write_array_rewards(rewards, earns)
         if over:
             ended = life.close()
-            self._write_flags(after)
-            after.root[:, 0] = True, ended, not ended
+            self._write_flags(view)
+            view.root[:, 0] = True, ended, not ended
         elif changed:
-            self._write_flags(after)
+            self._write_flags(view)
         elif self.steps >= ENDLESS:
             self._refuse_endless()
-        after.ended[0] = over
+        view.ended[0] = over
         return over, changed
 
     # ----------------------------------------------------------------------------------- rows
 
-    def _bind(self, row: Row) -> None:
+    def _bind_row(self, row: Row) -> None:
+        """Makes the views of a row, unless they exist already."""
         if row is self._row:
             return
         self._row = row
-        self._after = PartViews(row, "after", self.slots)
-        self._begun = PartViews(row, "begun", self.slots)
+        self._after_part = PartViews(row, "after", self.slots)
+        self._begun_part = PartViews(row, "begun", self.slots)
         self._actions = action_readers(row, self.slots)
         self._groups = {
             group: [i for i, slot in enumerate(self.slots) if slot.group == group]
-            for group in self._after.masks
+            for group in self._after_part.masks
         }
 
     @staticmethod
-    def _carry(source: PartViews, target: PartViews, flags: bool) -> None:
+    def _copy_part(source: PartViews, target: PartViews, flags: bool) -> None:
+        """Copies all data but rewards to another part of the row; flags only if asked to."""
         for old, new in zip(source.data, target.data):
             new[...] = old
         for old, new in zip(source.all_flags if flags else (), target.all_flags):
             new[...] = old
 
-    def _write(self, view: PartViews, seen: Mapping, infos: Mapping) -> None:
+    def _write(self, view: PartViews, observations: Mapping, infos: Mapping) -> None:
         """Writes the agents' observations and infos."""
         life = self.life
         for i, agent in enumerate(self.agents):
             if life.left[i]:
-                view.see_nothing(i)
-            elif (observation := seen.get(agent)) is not None:
+                view.write_no_observation(i)
+            elif (observation := observations.get(agent)) is not None:
                 spaces = self.slots[i].spaces
                 if spaces.wrapped:
                     observation = part_of(observation, "observation", agent)
-                view.see(i, agent, observation)
+                view.write_observation(i, agent, observation)
             if (mask := view.action_masks[i]) is not None:
-                self._write_action_mask(mask, i, seen, infos)
+                self._write_action_mask(mask, i, observations, infos)
             elif "action_mask" in (infos.get(agent) or ()):
                 raise SpecError(
                     f"agent {agent!r} has an action mask in its infos, but no agent had one in "
@@ -211,35 +213,42 @@ class OneCopy(ABC):
         if self.plan.state:
             write(view.fields["state"], np.ravel(self.env.state()), "the environment's state")
 
-    def _write_action_mask(self, mask: np.ndarray, i: int, seen: Mapping, infos: Mapping) -> None:
+    def _write_action_mask(
+        self, mask: np.ndarray, i: int, observations: Mapping, infos: Mapping
+    ) -> None:
         agent, legal = self.agents[i], None
         if self.life.acts[i]:
-            where = seen if self.slots[i].spaces.masked == "observation" else infos
-            legal = (where.get(agent) or {}).get("action_mask")
+            source = observations if self.slots[i].spaces.masked == "observation" else infos
+            legal = (source.get(agent) or {}).get("action_mask")
         if legal is None:
             mask[...] = True  # any action is legal for inactive agents
         else:
             legal = flat_mask(legal, self.slots[i].spaces.action)
             write(mask, legal, f"the action mask of agent {agent!r}")
 
-    def _write_odd_rewards(self, earned: Mapping, earns: Sequence[bool]) -> None:
-        for agent, place, own in zip(self.agents, self._after.rewards, earns):
-            reward = earned.get(agent, 0.0) if own else 0.0
-            write(place, np.ravel(reward), f"the reward of agent {agent!r}")
+    def _write_array_rewards(self, rewards: Mapping, earns: Sequence[bool]) -> None:
+        """Writes rewards that are not plain numbers, such as arrays of one element."""
+        for agent, reward_view, earns_reward in zip(self.agents, self._after_part.rewards, earns):
+            reward = rewards.get(agent, 0.0) if earns_reward else 0.0
+            write(reward_view, np.ravel(reward), f"the reward of agent {agent!r}")
 
     def _write_flags(self, view: PartViews) -> None:
         life = self.life
-        for group, places in self._groups.items():
-            dead = [life.terminated[i] for i in places]
-            cut = [life.truncated[i] for i in places]
-            view.flags[group][..., 0] = [a or b for a, b in zip(dead, cut)], dead, cut
-            view.masks[group][:] = [life.acts[i] for i in places]
+        for group, indices in self._groups.items():
+            terminated = [life.terminated[i] for i in indices]
+            truncated = [life.truncated[i] for i in indices]
+            view.flags[group][..., 0] = (
+                [a or b for a, b in zip(terminated, truncated)],
+                terminated,
+                truncated,
+            )
+            view.masks[group][:] = [life.acts[i] for i in indices]
 
     # ---------------------------------------------------------------------------------- checks
 
     def _check_names(self, *named: Collection) -> None:
         """Raises an error if observations, rewards or flags name an unknown agent."""
-        if not all(map(self._known.issuperset, named)):
+        if not all(map(self._agent_ids.issuperset, named)):
             parts = ("agents", "observations", "rewards", "terminations", "truncations")
             check_agents(self.agents, dict(zip(parts, named)))
 
@@ -248,9 +257,9 @@ class OneCopy(ABC):
         for slot in self.slots:
             declared = slot.spaces
             agent = declared.agent
-            objects = self.env.observation_space(agent), self.env.action_space(agent)
+            spaces = self.env.observation_space(agent), self.env.action_space(agent)
             known = self._spaces.get(agent)
-            if known is not None and all(a is b for a, b in zip(known, objects)):
+            if known is not None and all(a is b for a, b in zip(known, spaces)):
                 continue
             found = spaces_of(self.env, agent, infos)
             if (found.observation, found.action) != (declared.observation, declared.action):
@@ -259,9 +268,10 @@ class OneCopy(ABC):
                     f"{found.action} in a new episode, expected {declared.observation} and "
                     f"{declared.action} as in the first; pad the environment's spaces to one size."
                 )
-            self._spaces[agent] = objects
+            self._spaces[agent] = spaces
 
     def _refuse_endless(self) -> None:
+        """Raises an error for a long episode without a known time limit."""
         if self.plan.max_steps is not None:
             return
         if self._limit is None or self.steps > self._limit * len(self.agents):
@@ -293,11 +303,11 @@ class OneCopy(ABC):
 
     def watch(self, on: bool) -> None:
         """Turns drawing on or off; if on, all steps are drawn, including the last of an episode."""
-        self._watched, self._shown = on, None
+        self._watched, self._last_picture = on, None
 
     def draw(self) -> np.ndarray | str:
         """Returns a picture of the environment; after the end of an episode, of its last state."""
-        return drawn(self.env, self.plan.name) if self._shown is None else self._shown
+        return drawn(self.env, self.plan.name) if self._last_picture is None else self._last_picture
 
     def close(self) -> None:
         """Closes the environment."""
@@ -310,12 +320,12 @@ class ParallelCopy(OneCopy):
     def _reset(self, seed: int | None) -> tuple[dict, dict]:
         return self.env.reset(seed=seed)
 
-    def _move(self) -> Given:
+    def _step_env(self) -> StepOutput:
         acts = zip(self.agents, self.life.acts, self._actions)
-        return self.env.step({agent: action() for agent, does, action in acts if does})
+        return self.env.step({agent: action() for agent, acts_next, action in acts if acts_next})
 
-    def _acting(self, seen: Mapping[Any, Any]) -> Collection[Any]:
-        return seen
+    def _next_agents(self, observations: Mapping[Any, Any]) -> Collection[Any]:
+        return observations
 
 
 class TurnCopy(OneCopy):
@@ -329,25 +339,25 @@ class TurnCopy(OneCopy):
 
     def _reset(self, seed: int | None) -> tuple[dict, dict]:
         self.env.reset(seed=seed)
-        seen: dict[Any, Any] = {}
-        self._see(seen, self.env.agents)
-        return seen, self.env.infos
+        observations: dict[Any, Any] = {}
+        self._read_observations(observations, self.env.agents)
+        return observations, self.env.infos
 
-    def _move(self) -> Given:
+    def _step_env(self) -> StepOutput:
         env = self.env
         mover = env.agent_selection
-        self._ledger()[mover] = 0  # some wrappers do not reset this entry
-        known, before = dict(self._ledger()), list(env.agents)
+        self._pending_rewards()[mover] = 0  # some wrappers do not reset this entry
+        known_totals, before = dict(self._pending_rewards()), list(env.agents)
         env.step(self._actions[self.agents.index(mover)]())
-        seen: dict[Any, Any] = {}
-        earned: dict[Any, float] = {}
+        observations: dict[Any, Any] = {}
+        rewards: dict[Any, float] = {}
         terminated: dict[Any, bool] = {}
         truncated: dict[Any, bool] = {}
         infos = dict(env.infos)
         for _ in range(2 * len(self.agents) + 1):
-            self._earn(known, earned)
-            ended = self._ends(before, terminated, truncated)
-            self._see(seen, ended)
+            self._add_rewards(known_totals, rewards)
+            ended = self._record_flags(before, terminated, truncated)
+            self._read_observations(observations, ended)
             if not env.agents or env.agent_selection not in ended:
                 break
             env.step(None)
@@ -357,10 +367,10 @@ class TurnCopy(OneCopy):
                 "after each step(None); the environment must remove it from its agents."
             )
         infos.update(env.infos)
-        self._see(seen, env.agents)
-        return seen, earned, terminated, truncated, infos
+        self._read_observations(observations, env.agents)
+        return observations, rewards, terminated, truncated, infos
 
-    def _acting(self, seen: Mapping[Any, Any]) -> Collection[Any]:
+    def _next_agents(self, observations: Mapping[Any, Any]) -> Collection[Any]:
         mover = self.env.agent_selection
         if not self.env.agents:
             return ()
@@ -368,31 +378,31 @@ class TurnCopy(OneCopy):
             check_agents(self.agents, {"movers (agent_selection)": [mover]})
         return (mover,)
 
-    def _ledger(self) -> dict:
+    def _pending_rewards(self) -> dict:
         """Returns the rewards that each agent has not yet received."""
         return self.env._cumulative_rewards
 
-    def _earn(self, known: dict, earned: dict) -> None:
+    def _add_rewards(self, known_totals: dict, rewards: dict) -> None:
         """Adds the growth of each agent's accumulated reward to the agent's reward in this step."""
-        for agent, total in self._ledger().items():
-            earned[agent] = earned.get(agent, 0.0) + total - known.get(agent, 0)
-            known[agent] = total
+        for agent, total in self._pending_rewards().items():
+            rewards[agent] = rewards.get(agent, 0.0) + total - known_totals.get(agent, 0)
+            known_totals[agent] = total
 
-    def _ends(self, before: list[Any], terminated: dict, truncated: dict) -> list[Any]:
+    def _record_flags(self, before: list[Any], terminated: dict, truncated: dict) -> list[Any]:
         """Records the done flags of all agents; returns ended agents that are not yet removed."""
         env = self.env
         for agent in dict.fromkeys((*before, *env.agents)):
-            dead = flag_of(agent, "terminated", env.terminations.get(agent))
-            cut = flag_of(agent, "truncated", env.truncations.get(agent))
-            terminated[agent] = terminated.get(agent, False) or dead
-            truncated[agent] = truncated.get(agent, False) or cut
+            is_terminated = flag_of(agent, "terminated", env.terminations.get(agent))
+            is_truncated = flag_of(agent, "truncated", env.truncations.get(agent))
+            terminated[agent] = terminated.get(agent, False) or is_terminated
+            truncated[agent] = truncated.get(agent, False) or is_truncated
         return [agent for agent in env.agents if terminated[agent] or truncated[agent]]
 
-    def _see(self, seen: dict, agents: Collection[Any]) -> None:
+    def _read_observations(self, observations: dict, agents: Collection[Any]) -> None:
         """Reads the agents' observations; skips waiting agents that cannot be observed."""
         for agent in agents:
             try:
-                seen[agent] = self.env.observe(agent)
+                observations[agent] = self.env.observe(agent)
             except Exception:
                 if agent == self.env.agent_selection:
                     raise
@@ -403,7 +413,7 @@ def _all_false(flags: Mapping) -> bool:
     return list(flags.values()).count(False) == len(flags)
 
 
-def seen_limit(env: Any, n_moves: int) -> int | None:
+def declared_limit(env: Any, n_moves: int) -> int | None:
     """Returns the time limit that an environment declares, in moves; None if it declares none.
 
     Args:

@@ -74,7 +74,7 @@ class _Registered:
 
 def by_name(name: str, backend: Backend) -> tuple[Callable[..., Any], dict[str, Any]]:
     """Returns the factory of a named environment, and the arguments that its name implies."""
-    registered = _registered(name, backend)
+    registered = _find_registered(name, backend)
     if registered is not None:
         return registered, {}
     from torchrl_marl.envs.pettingzoo.tuple_env import named, newest
@@ -82,22 +82,22 @@ def by_name(name: str, backend: Backend) -> tuple[Callable[..., Any], dict[str, 
     team = named(name)
     if team is not None:
         return team, {}
-    package, env = _parts(name)
-    own: dict[str, Any] = {}
+    package, env = _split_name(name)
+    arguments: dict[str, Any] = {}
     if package == "gymnasium_robotics" and env in _MUJOCO_ROBOTS:
-        own, env = {"scenario": env}, "mamujoco_v1"
-    where, extra = _MODULES.get(package, (package, None))
-    env = newest(env, _versions(package))
+        arguments, env = {"scenario": env}, "mamujoco_v1"
+    package_path, extra = _MODULES.get(package, (package, None))
+    env = newest(env, _env_module_names(package))
     with contextlib.nullcontext() if package in _MODULES else current_folder(package):
-        module = _module(name, package, f"{where}.{env}" if env else "", extra)
-    return of_module(module, backend), own
+        module = _import_env_module(name, package, f"{package_path}.{env}" if env else "", extra)
+    return of_module(module, backend), arguments
 
 
-def _module(name: str, package: str, path: str, extra: str | None) -> ModuleType:
+def _import_env_module(name: str, package: str, path: str, extra: str | None) -> ModuleType:
     """Imports the module of an environment."""
     if not path or not _importable(package):
         if package not in _MODULES or _importable(package):
-            raise _unknown(name)
+            raise _unknown_name_error(name)
         if extra is not None:
             raise MissingExtraError(package, extra)
         raise ConfigError(f"{package} is not installed; run: pip install {package}")
@@ -107,7 +107,7 @@ def _module(name: str, package: str, path: str, extra: str | None) -> ModuleType
         return importlib.import_module(path.replace("/", "."))
     except ModuleNotFoundError as error:
         if error.name is not None and path.startswith(error.name):
-            raise _unknown(name) from error
+            raise _unknown_name_error(name) from error
         raise ConfigError(
             f"{name} needs {error.name}, which is not installed; run: pip install {error.name}"
         ) from error
@@ -120,42 +120,42 @@ def external_module(config: EnvConfig) -> str | None:
     """
     from torchrl_marl.envs.pettingzoo.tuple_env import PACKAGES
 
-    package, env = _parts(config.name)
-    asked = config.kwargs.get("backend")
-    backend: Any = asked if asked in ("parallel", "aec") else "auto"
+    package, env = _split_name(config.name)
+    requested = config.kwargs.get("backend")
+    backend: Any = requested if requested in ("parallel", "aec") else "auto"
     if (
         package in (*_MODULES, *PACKAGES, "pettingzoo")
-        or _registered(config.name, backend) is not None
+        or _find_registered(config.name, backend) is not None
     ):
         return None
     return f"{package}.{env}".replace("/", ".")
 
 
-def _parts(name: str) -> tuple[str, str]:
+def _split_name(name: str) -> tuple[str, str]:
     package, _, env = name.replace("-v", "_v").partition("/")
     package = package.replace("-", "_")
     return "gymnasium_robotics" if package == "mamujoco" else package, env
 
 
-def _registered(name: str, backend: Backend) -> _Registered | None:
+def _find_registered(name: str, backend: Backend) -> _Registered | None:
     from torchrl_marl.envs.pettingzoo.tuple_env import newest
 
-    pettingzoo = _pettingzoo()
+    pettingzoo = _import_pettingzoo()
     forms: dict[str, dict[str, Any]] = {
         "parallel": pettingzoo.parallel_registry,
         "aec": pettingzoo.aec_registry,
     }
-    wanted = re.sub(r"_v(?=\d+$)", "-v", name)
+    registry_name = re.sub(r"_v(?=\d+$)", "-v", name)
     for form, registry in forms.items():
         if backend not in ("auto", form):
             continue
-        known = newest(wanted, registry)
-        if known in registry:
-            _check_entry(registry[known])
-            return _Registered(form, known)  # type: ignore[arg-type]
-    other = {"parallel": "aec", "aec": "parallel"}.get(backend)
-    if other and wanted in forms[other]:
-        raise ConfigError(f"{name} has no {backend} form; set backend={other!r} or 'auto'.")
+        newest_name = newest(registry_name, registry)
+        if newest_name in registry:
+            _check_entry(registry[newest_name])
+            return _Registered(form, newest_name)  # type: ignore[arg-type]
+    other_form = {"parallel": "aec", "aec": "parallel"}.get(backend)
+    if other_form and registry_name in forms[other_form]:
+        raise ConfigError(f"{name} has no {backend} form; set backend={other_form!r} or 'auto'.")
     return None
 
 
@@ -195,16 +195,16 @@ def continuous_argument(
         import pettingzoo
 
         entry = pettingzoo.spec(creator.form, creator.id).entry_point
-        owner = entry.partition(":")[0] if isinstance(entry, str) else entry.__module__
+        module_name = entry.partition(":")[0] if isinstance(entry, str) else entry.__module__
     else:
-        owner = creator.__module__
+        module_name = creator.__module__
     # Factories accept any keyword; only the environment's class lists its arguments.
-    module = importlib.import_module(owner)
+    module = importlib.import_module(module_name)
     makers = [creator, getattr(module, "raw_env", None), *_wrapped_makers(creator)]
     for maker in makers:
-        taken = inspect.signature(maker).parameters if callable(maker) else {}
+        parameters = inspect.signature(maker).parameters if callable(maker) else {}
         for name in ("continuous_actions", "continuous"):
-            if name in taken and name not in kwargs:
+            if name in parameters and name not in kwargs:
                 return {name: continuous}
     return {}
 
@@ -216,7 +216,7 @@ def _wrapped_makers(creator: Callable[..., Any]) -> list[Any]:
     return inner + [maker for one in inner for maker in _wrapped_makers(one)]
 
 
-def _pettingzoo() -> Any:
+def _import_pettingzoo() -> Any:
     if not _importable("pettingzoo"):
         raise MissingExtraError("PettingZoo", "pettingzoo")
     refuse_current("pettingzoo")
@@ -227,12 +227,12 @@ def _importable(package: str) -> bool:
     return bool(package) and importlib.util.find_spec(package) is not None
 
 
-def _unknown(name: str) -> ConfigError:
+def _unknown_name_error(name: str) -> ConfigError:
     known = known_names()
-    if within := [env for env in known if env.startswith(f"{name.rstrip('/')}/")]:
+    if names_in_package := [env for env in known if env.startswith(f"{name.rstrip('/')}/")]:
         raise ConfigError(
             f"{name!r} is not an environment of the package, expected one such as "
-            f"{', '.join(map(repr, within[:3]))}."
+            f"{', '.join(map(repr, names_in_package[:3]))}."
         )
     hint = nearest(name, known) or own_environment_hint(name)
     return ConfigError(
@@ -247,9 +247,9 @@ def known_names() -> list[str]:
     Raises:
         MissingExtraError: if PettingZoo is not installed.
     """
-    pettingzoo = _pettingzoo()
+    pettingzoo = _import_pettingzoo()
     names = {*pettingzoo.parallel_registry, *pettingzoo.aec_registry}
-    names |= {f"{package}/{env}" for package in _MODULES for env in _versions(package)}
+    names |= {f"{package}/{env}" for package in _MODULES for env in _env_module_names(package)}
     names |= {f"gymnasium_robotics/{robot}" for robot in _MUJOCO_ROBOTS}
     from torchrl_marl.envs.pettingzoo.tuple_env import PACKAGES
 
@@ -257,7 +257,7 @@ def known_names() -> list[str]:
     return sorted(names)
 
 
-def _versions(package: str) -> list[str]:
+def _env_module_names(package: str) -> list[str]:
     """Returns the modules of a known package's environments; none if it is not installed."""
     spec = importlib.util.find_spec(package) if package in _MODULES else None
     if spec is None or spec.origin is None:
@@ -267,18 +267,18 @@ def _versions(package: str) -> list[str]:
     return [env for env in found if _ENVIRONMENT.fullmatch(env)]
 
 
-def _owns(env: Any) -> bool:
+def _is_pettingzoo(env: Any) -> bool:
     """Returns True for an environment of PettingZoo, its class or factory, or a module with one."""
-    kind = env if inspect.isclass(env) else type(env)
-    if kind.__module__.startswith("vmas."):  # a batch of envs, with `agents`, `reset` and `step`
+    cls = env if inspect.isclass(env) else type(env)
+    if cls.__module__.startswith("vmas."):  # a batch of envs, with `agents`, `reset` and `step`
         return False
-    played = all(callable(getattr(kind, name, None)) for name in ("reset", "step"))
-    if played and (kind is env or hasattr(env, "possible_agents") or hasattr(env, "agents")):
+    has_methods = all(callable(getattr(cls, name, None)) for name in ("reset", "step"))
+    if has_methods and (cls is env or hasattr(env, "possible_agents") or hasattr(env, "agents")):
         return True
-    if played and type(getattr(env, "action_space", None)).__name__ == "Tuple":
+    if has_methods and type(getattr(env, "action_space", None)).__name__ == "Tuple":
         return True
-    makes = inspect.isroutine(env) or isinstance(env, functools.partial)
-    return makes or inspect.ismodule(env)
+    is_factory = inspect.isroutine(env) or isinstance(env, functools.partial)
+    return is_factory or inspect.ismodule(env)
 
 
 @dataclass(frozen=True)
@@ -300,7 +300,7 @@ class PettingZooArguments:
     """Discrete actions as an index; otherwise one-hot."""
 
 
-_OF_OBJECTS = (
+_SETTINGS_OF_OBJECTS = (
     *("num_envs", "max_steps", "state", "info", "group_map"),
     *("workers", "worker_timeout", "restart_workers"),
 )
@@ -308,11 +308,11 @@ _OF_OBJECTS = (
 LIBRARY = Library(
     "PettingZoo environments, written in Python",
     "torchrl_marl.envs.pettingzoo:PettingZooEnv",
-    settings=("continuous_actions", *_OF_OBJECTS),
-    of_objects=_OF_OBJECTS,
+    settings=("continuous_actions", *_SETTINGS_OF_OBJECTS),
+    of_objects=_SETTINGS_OF_OBJECTS,
     environments=known_names,
     unlisted=True,
-    owns=_owns,
+    owns=_is_pettingzoo,
     foreign=external_module,
     arguments="torchrl_marl.envs.pettingzoo.library:PettingZooArguments",
     drawn=True,

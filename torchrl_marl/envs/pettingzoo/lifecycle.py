@@ -85,31 +85,31 @@ class LifeCycle:
         for i, agent in enumerate(self.agents):
             is_present = agent in present
             if self.terminated[i] or self.truncated[i]:
-                if not self._comes_back(i, is_present):
+                if not self._revive_if_present(i, is_present):
                     self.left[i], self.gone[i] = True, not is_present
                     continue
                 changed = True
-            dead = flag_of(agent, "terminated", terminated.get(agent))
-            cut = flag_of(agent, "truncated", truncated.get(agent))
+            is_terminated = flag_of(agent, "terminated", terminated.get(agent))
+            is_truncated = flag_of(agent, "truncated", truncated.get(agent))
             if not self.came[i]:
-                if not (is_present or dead or cut):
+                if not (is_present or is_terminated or is_truncated):
                     continue
                 self.came[i] = changed = True
-            if is_present and not (dead or cut):
+            if is_present and not (is_terminated or is_truncated):
                 alive = True
                 continue
-            if not (dead or cut):
+            if not (is_terminated or is_truncated):
                 raise SpecError(
                     f"agent {agent!r} is gone from the environment's agents, but was neither "
                     "terminated nor truncated; let the environment set one of the two in the step "
                     "that removes an agent."
                 )
-            self.truncated[i] = cut and (cut_off or not dead)
+            self.truncated[i] = is_truncated and (cut_off or not is_terminated)
             self.terminated[i] = not self.truncated[i]
             self.gone[i], changed = not is_present, True
         return changed, alive
 
-    def _comes_back(self, i: int, is_present: bool) -> bool:
+    def _revive_if_present(self, i: int, is_present: bool) -> bool:
         """Returns whether an agent that was removed is present again; then begins its new life."""
         if not (is_present and self.gone[i]):
             return False
@@ -145,13 +145,13 @@ class LifeCycle:
 
     def close(self) -> bool:
         """Ends all agents at the end of the episode; returns True if all were terminated."""
-        lived = [came and not left for came, left in zip(self.came, self.left)]
+        alive_before = [came and not left for came, left in zip(self.came, self.left)]
         terminated = all(dead for dead, came in zip(self.terminated, self.came) if came)
         for i, done in enumerate(map(any, zip(self.terminated, self.truncated))):
             if not done:
                 (self.terminated if terminated else self.truncated)[i] = True
         # The returns of truncated agents are bootstrapped, also if an agent was waiting.
-        self.acts = [alive and not dead for alive, dead in zip(lived, self.terminated)]
+        self.acts = [alive and not dead for alive, dead in zip(alive_before, self.terminated)]
         return terminated
 
 

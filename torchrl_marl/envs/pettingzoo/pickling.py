@@ -12,12 +12,12 @@ import cloudpickle
 
 __all__ = ["pickled", "unpickled"]
 
-_HERE = __name__.rpartition(".")[0]
+_PACKAGE = __name__.rpartition(".")[0]
 # Modules that snapshots name which were saved before 0.2.
-_MOVED = {
-    f"{_HERE}.lives": f"{_HERE}.lifecycle",
-    f"{_HERE}.own_random": f"{_HERE}.rng",
-    f"{_HERE}.one_copy": f"{_HERE}.instance",
+_RENAMED_MODULES = {
+    f"{_PACKAGE}.lives": f"{_PACKAGE}.lifecycle",
+    f"{_PACKAGE}.own_random": f"{_PACKAGE}.rng",
+    f"{_PACKAGE}.one_copy": f"{_PACKAGE}.instance",
 }
 
 
@@ -40,7 +40,7 @@ def unpickled(data: bytes) -> Any:
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        return super().find_class(_MOVED.get(module, module), name)
+        return super().find_class(_RENAMED_MODULES.get(module, module), name)
 
 
 class _Pickler(cloudpickle.Pickler):
@@ -50,17 +50,18 @@ class _Pickler(cloudpickle.Pickler):
         if "_ezpickle_args" in getattr(obj, "__dict__", ()):
             return copyreg.__newobj__, (kind,), vars(obj), None, None, _set_state  # type: ignore[attr-defined]
         if kind.__module__.startswith("pygame"):
-            reduce = _PYGAME.get(kind.__name__)
+            reduce = _REDUCERS.get(kind.__name__)
             if reduce is not None:
                 return reduce(obj)
         return super().reducer_override(obj)
 
 
+# Snapshots name _set_state, _surface and _font, so these functions keep their names.
 def _set_state(obj: Any, state: dict[str, Any]) -> None:
     vars(obj).update(state)
 
 
-def _of_surface(surface: Any) -> tuple:
+def _reduce_surface(surface: Any) -> tuple:
     if surface.get_parent() is not None:
         raise TypeError("a subsurface of pygame cannot be pickled")
     shape = surface.get_size(), surface.get_flags(), surface.get_bitsize(), surface.get_masks()
@@ -80,11 +81,11 @@ def _surface(
     return surface
 
 
-def _of_clock(clock: Any) -> tuple:
+def _reduce_clock(clock: Any) -> tuple:
     return type(clock), ()
 
 
-def _of_font(font: Any) -> tuple:
+def _reduce_font(font: Any) -> tuple:
     import pygame
 
     if not hasattr(type(font), "path"):
@@ -104,4 +105,4 @@ def _font(path: Any, size: Any) -> Any:
     return pygame.freetype.Font(path, size)
 
 
-_PYGAME = {"Surface": _of_surface, "Clock": _of_clock, "Font": _of_font}
+_REDUCERS = {"Surface": _reduce_surface, "Clock": _reduce_clock, "Font": _reduce_font}

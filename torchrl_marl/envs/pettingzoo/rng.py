@@ -9,7 +9,7 @@ import numpy as np
 
 __all__ = ["OwnRandom"]
 
-_WATCHED = 200
+_N_WATCHED = 200  # contexts in which Python's generator is swapped in any case
 
 
 class OwnRandom:
@@ -38,10 +38,10 @@ class OwnRandom:
 
     def __init__(self, seed: int) -> None:
         self.uses_python = False
-        self._left = _WATCHED
-        self._look = True
-        self._outer: Any = None
-        self._outer_python: Any = None
+        self._left = _N_WATCHED  # snapshots hold this attribute and those of seed()
+        self._swaps_python = True
+        self._outer_generator: Any = None
+        self._outer_python_state: Any = None
         self.seed(seed)
 
     def seed(self, seed: int) -> None:
@@ -61,21 +61,21 @@ class OwnRandom:
             look (bool): True to swap Python's generator, too, and to record whether it was used.
         """
         self._left -= 1
-        self._look = look or self.uses_python or self._left > 0
+        self._swaps_python = look or self.uses_python or self._left > 0
         return self
 
     def __enter__(self) -> None:
-        self._outer = np.random.get_bit_generator()  # type: ignore[attr-defined]
+        self._outer_generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
         np.random.set_bit_generator(self._numpy)  # type: ignore[attr-defined]
-        if self._look:
-            self._outer_python = random.getstate()
+        if self._swaps_python:
+            self._outer_python_state = random.getstate()
             random.setstate(self._python)
 
     def __exit__(self, *raised: Any) -> None:
-        np.random.set_bit_generator(self._outer)  # type: ignore[attr-defined]
-        if self._look:
+        np.random.set_bit_generator(self._outer_generator)  # type: ignore[attr-defined]
+        if self._swaps_python:
             inner = random.getstate()
             self.uses_python = self.uses_python or inner != self._python
             self._python = inner
-            random.setstate(self._outer_python)
-        self._outer = self._outer_python = None
+            random.setstate(self._outer_python_state)
+        self._outer_generator = self._outer_python_state = None

@@ -73,28 +73,28 @@ class TupleEnv:
 
     def reset(self, seed: int | None = None, options: dict | None = None) -> tuple[dict, dict]:
         """Begins an episode; returns observations and infos by agent."""
-        _forget_places(self.env.unwrapped)
-        seen, info = self.env.reset(seed=seed, options=options)
+        _clear_positions(self.env.unwrapped)
+        observations, info = self.env.reset(seed=seed, options=options)
         self.agents, self._steps = list(self.possible_agents), 0
-        return self._by_agent(seen), self._infos(info)
+        return self._by_agent(observations), self._infos(info)
 
     def step(self, actions: Mapping[str, Any]) -> tuple[dict, dict, dict, dict, dict]:
         """Steps the environment; returns observations, rewards, both done flags and infos."""
-        acts = tuple(actions[agent] for agent in self.possible_agents)
-        seen, earned, terminated, truncated, info = self.env.step(acts)
+        joint_action = tuple(actions[agent] for agent in self.possible_agents)
+        observations, reward, terminated, truncated, info = self.env.step(joint_action)
         self._steps += 1
         at_limit = self.max_steps is not None and self._steps >= self.max_steps
         truncated = bool(truncated or (terminated and at_limit))
         ended = bool(terminated and not truncated)
-        shared = not hasattr(earned, "__len__")
-        rewards = [earned] * len(acts) if shared else [float(x) for x in earned]
-        if self.common_reward and not shared:
+        is_common = not hasattr(reward, "__len__")
+        rewards = [reward] * len(joint_action) if is_common else [float(x) for x in reward]
+        if self.common_reward and not is_common:
             rewards = [sum(rewards)] * len(rewards)
         agents = self.possible_agents
         if ended or truncated:
             self.agents = []
         return (
-            self._by_agent(seen),
+            self._by_agent(observations),
             self._by_agent(rewards),
             dict.fromkeys(agents, ended),
             dict.fromkeys(agents, truncated),
@@ -125,7 +125,7 @@ class TupleEnv:
         return dict.fromkeys(self.possible_agents, info)
 
 
-def _forget_places(env: Any) -> None:
+def _clear_positions(env: Any) -> None:
     """Clears where LBF's players stand, or equal seeds would give different episodes.
 
     A reset of LBF keeps players off the places on which the last episode ended.
@@ -160,8 +160,8 @@ def newest(name: str, known: Iterable[str]) -> str:
         >>> newest("chess", ["chess-v6", "chess-v10", "go-v5"]), newest("go-v5", ["go-v6"])
         ('chess-v10', 'go-v5')
     """
-    versions = [one for one in known if _VERSION.sub("", one) == name]
-    return max(versions, key=lambda one: int(re.split(r"\D", one)[-1]), default=name)
+    versions = [candidate for candidate in known if _VERSION.sub("", candidate) == name]
+    return max(versions, key=lambda candidate: int(re.split(r"\D", candidate)[-1]), default=name)
 
 
 def named(name: str) -> Callable[..., Any] | None:
@@ -173,7 +173,7 @@ def named(name: str) -> Callable[..., Any] | None:
     Raises:
         ConfigError: if the package is not installed, or has no environment of this id.
     """
-    package, _, own_id = name.partition("/")
+    package, _, env_id = name.partition("/")
     if package not in PACKAGES:
         return None
     if importlib.util.find_spec(package) is None:
@@ -182,19 +182,19 @@ def named(name: str) -> Callable[..., Any] | None:
 
     refuse_current(package)
     importlib.import_module(package)
-    own_id = newest(own_id, gymnasium.registry)
+    env_id = newest(env_id, gymnasium.registry)
     try:
-        gymnasium.spec(own_id)
+        gymnasium.spec(env_id)
     except gymnasium.error.Error as error:
         known = PACKAGES[package]
         raise ConfigError(
-            f"{name!r} is not an environment of the package; {nearest(own_id, known)}expected the "
+            f"{name!r} is not an environment of the package; {nearest(env_id, known)}expected the "
             f"id of one, such as {package}/{known[0]}."
         ) from error
-    return functools.partial(_made, package, own_id)
+    return functools.partial(_make_registered, package, env_id)
 
 
-def _made(
+def _make_registered(
     package: str,
     own_id: str,
     render_mode: str | None = None,

@@ -46,17 +46,18 @@ class RowLayout:
 
     def n_bytes(self, n_copies: int) -> int:
         """Returns the size in bytes of a memory block for ``n_copies`` copies."""
-        end = max((end for *_, end in self._places(n_copies)), default=0)
+        end = max((end for *_, end in self._positions(n_copies)), default=0)
         return -(-end // ALIGNMENT) * ALIGNMENT
 
     def views(self, buffer: mmap.mmap | bytearray | memoryview, n_copies: int) -> Rows:
         """Returns arrays ``[n_copies, *shape]`` that are views of a buffer, by field."""
         return {
             name: np.ndarray((n_copies, *shape), dtype, buffer, start)
-            for name, shape, dtype, start, _ in self._places(n_copies)
+            for name, shape, dtype, start, _ in self._positions(n_copies)
         }
 
-    def _places(self, n_copies: int) -> Iterator[tuple[str, tuple[int, ...], str, int, int]]:
+    def _positions(self, n_copies: int) -> Iterator[tuple[str, tuple[int, ...], str, int, int]]:
+        """Yields each field's name, shape and dtype, and where its array starts and ends."""
         end = 0
         for name, (shape, dtype) in self.fields.items():
             start = -(-end // ALIGNMENT) * ALIGNMENT
@@ -81,7 +82,7 @@ def open_block(n_bytes: int) -> int:
 
 
 # Programming errors in the environment or its arguments, which a new copy would repeat.
-_WRONG = (
+_PROGRAMMING_ERRORS = (
     *(TypeError, LookupError, AttributeError, NameError, AssertionError),
     *(ImportError, NotImplementedError, SyntaxError),
 )
@@ -113,12 +114,14 @@ class Failure:
     @classmethod
     def of(cls, copy: int, worker: int | None, error: Exception) -> Failure:
         """Builds a failure from an exception."""
-        ours = (c.__name__ for c in type(error).__mro__ if c.__module__ == errors.__name__)
-        known, message = next(ours, None), str(error)
+        own_classes = (c.__name__ for c in type(error).__mro__ if c.__module__ == errors.__name__)
+        known, message = next(own_classes, None), str(error)
         if known is None:
             message = f"raised {type(error).__name__}" + (f": {message}" if message else "")
         text = "".join(traceback.format_exception(error))
-        wrong = known is None and (isinstance(error, _WRONG) or _is_ours(error))
+        wrong = known is None and (
+            isinstance(error, _PROGRAMMING_ERRORS) or _is_raised_by_package(error)
+        )
         return cls(copy, worker, message, text, known, wrong=wrong)
 
     @property
@@ -148,7 +151,7 @@ class Failure:
         return error
 
 
-def _is_ours(error: Exception) -> bool:
+def _is_raised_by_package(error: Exception) -> bool:
     """Returns True if code of this package raised the error."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     return str(frame.f_globals.get("__name__")).startswith("torchrl_marl.")
@@ -198,12 +201,12 @@ class Copies:
         self._rows = {i: row_of(rows, i) for i in numbers}
         self._current, self._worker = current, worker
         self._copies: dict[int, EnvInstance] = {}
-        self._turns: list[tuple[int, EnvInstance, Rows]] = []
+        self._stepped_copies: list[tuple[int, EnvInstance, Rows]] = []
 
     def play(self) -> list[Failure]:
         """Steps each copy; returns the failures of the copies."""
         failures, current = [], self._current
-        for i, copy, row in self._turns:
+        for i, copy, row in self._stepped_copies:
             current[0] = i
             try:
                 copy.play(row)
@@ -232,7 +235,9 @@ class Copies:
                 results[i] = self._call(method, i, args)
             except Exception as error:
                 failures.append(Failure.of(i, self._worker, error))
-        self._turns = [(i, copy, self._rows[i]) for i, copy in sorted(self._copies.items())]
+        self._stepped_copies = [
+            (i, copy, self._rows[i]) for i, copy in sorted(self._copies.items())
+        ]
         return results, failures
 
     def close(self) -> None:
@@ -240,18 +245,18 @@ class Copies:
         for copy in self._copies.values():
             with contextlib.suppress(Exception):
                 copy.close()
-        self._copies, self._turns = {}, []
+        self._copies, self._stepped_copies = {}, []
 
-    def _call(self, method: str, i: int, words: tuple) -> Any:
+    def _call(self, method: str, i: int, arguments: tuple) -> Any:
         if method == "make":
-            self._copies[i] = self._maker(*words)
+            self._copies[i] = self._maker(*arguments)
             return None
         if method == "renew":
-            seed, *made_with = words
+            seed, *made_with = arguments
             with contextlib.suppress(Exception):
                 self._copies.pop(i).close()
             self._copies[i] = self._maker(*made_with)
             return self._copies[i].begin(self._rows[i], seed)
         if method == "begin":
-            return self._copies[i].begin(self._rows[i], *words)
-        return getattr(self._copies[i], method)(*words)
+            return self._copies[i].begin(self._rows[i], *arguments)
+        return getattr(self._copies[i], method)(*arguments)

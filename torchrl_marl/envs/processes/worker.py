@@ -39,8 +39,8 @@ START = (
     "from torchrl_marl.envs.processes.worker import serve; serve(*eval(sys.argv[2]))"
 )
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-SHORTEST_START = 120.0  # seconds: many workers may import a large package at once
-PATIENCE = 5.0  # seconds that a worker has to end after it is asked to
+MIN_START_TIMEOUT = 120.0  # seconds: many workers may import a large package at once
+END_TIMEOUT = 5.0  # seconds that a worker has to end after it is asked to
 
 
 class WorkerLost(Exception):
@@ -80,14 +80,14 @@ class Worker:
         self._start_message = (make, layout, n_copies, n_workers, number)
         self._block = block
         self._timeout = timeout
-        self._waiting = False
+        self._awaits_answer = False
         self.traceback = ""
 
     def start(self) -> None:
         """Starts the process, which makes its copies only when a request asks for them."""
         ours, theirs = socket.socketpair()
-        self._socket, self._trace = ours, tempfile.TemporaryFile()  # noqa: SIM115
-        handles = (theirs.fileno(), self._block, self._trace.fileno())
+        self._socket, self._trace_file = ours, tempfile.TemporaryFile()  # noqa: SIM115
+        handles = (theirs.fileno(), self._block, self._trace_file.fileno())
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", START, repr(child_path()), repr(handles)],
             stdin=subprocess.DEVNULL,
@@ -96,16 +96,16 @@ class Worker:
             start_new_session=True,  # so Ctrl-C interrupts only the parent
         )
         theirs.close()
-        self._waiting = False
-        self._socket.settimeout(max(self._timeout, SHORTEST_START))
+        self._awaits_answer = False
+        self._socket.settimeout(max(self._timeout, MIN_START_TIMEOUT))
         with contextlib.suppress(OSError):
             send(self._socket, self._start_message)
 
     def send(self, message: Any) -> None:
         """Sends a request; first discards an old answer that was not read because of Ctrl-C."""
-        if self._waiting:
+        if self._awaits_answer:
             self.receive()
-        self._waiting = True
+        self._awaits_answer = True
         with contextlib.suppress(OSError):  # the following receive raises the error
             send(self._socket, message)
 
@@ -126,10 +126,10 @@ class Worker:
             ) from None
         except (OSError, EOFError):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(PATIENCE)
+                self._process.wait(END_TIMEOUT)
             self.kill()
-            raise WorkerLost(_how_it_ended(self._process.returncode)) from None
-        self._waiting = False
+            raise WorkerLost(_exit_reason(self._process.returncode)) from None
+        self._awaits_answer = False
         if answer is DONE:
             return {}, []
         self._socket.settimeout(self._timeout)
@@ -138,7 +138,7 @@ class Worker:
     def ask_to_end(self) -> None:
         """Asks the process to close its copies and end."""
         with contextlib.suppress(OSError):
-            self._socket.settimeout(PATIENCE)
+            self._socket.settimeout(END_TIMEOUT)
             self._socket.shutdown(socket.SHUT_WR)
 
     def end(self, timeout: float) -> None:
@@ -152,18 +152,20 @@ class Worker:
         self._process.kill()
         self._process.wait()
         self._socket.close()
-        if not self._trace.closed:
+        if not self._trace_file.closed:
             self.traceback = self._read_trace()
-            self._trace.close()
+            self._trace_file.close()
 
     def _ask_for_traceback(self) -> None:
         self._process.send_signal(signal.SIGUSR1)
-        end = time.monotonic() + 1.0
-        while not self._read_trace() and time.monotonic() < end and self._process.poll() is None:
+        deadline = time.monotonic() + 1.0
+        while (
+            not self._read_trace() and time.monotonic() < deadline and self._process.poll() is None
+        ):
             time.sleep(0.01)
 
     def _read_trace(self) -> str:
-        text = os.pread(self._trace.fileno(), 1 << 16, 0)
+        text = os.pread(self._trace_file.fileno(), 1 << 16, 0)
         return text.decode(errors="replace").strip()
 
 
@@ -172,7 +174,7 @@ def copies_of(worker: int, n_workers: int, n_copies: int) -> range:
     return range(worker * n_copies // n_workers, (worker + 1) * n_copies // n_workers)
 
 
-def _how_it_ended(code: int) -> str:
+def _exit_reason(code: int) -> str:
     if code >= 0:
         return f"died with exit code {code}"
     return f"was killed by {signal.Signals(-code).name}"
@@ -198,15 +200,16 @@ def serve(connection: int, block: int, trace: int) -> None:
     buffer = mmap.mmap(block, 0)
     size = layout.n_bytes(n_copies)
     current = np.ndarray((n_workers,), np.int64, buffer, size)[number : number + 1]
-    numbers = copies_of(number, n_workers, n_copies)
+    copy_indices = copies_of(number, n_workers, n_copies)
     rows = layout.views(buffer, n_copies)
-    copies = Copies(_unpickled(pickled), rows, numbers, current, number)
+    copies = Copies(_unpickle_maker(pickled), rows, copy_indices, current, number)
     with contextlib.suppress(EOFError, OSError):
-        _answer(parent, copies)
+        _answer_requests(parent, copies)
     copies.close()
 
 
-def _unpickled(make: bytes) -> Callable[[], EnvInstance]:
+def _unpickle_maker(make: bytes) -> Callable[[], EnvInstance]:
+    """Returns the pickled function; if it cannot be loaded, one that raises that error."""
     try:
         return pickle.loads(make)
     except Exception as error:
@@ -218,7 +221,8 @@ def _unpickled(make: bytes) -> Callable[[], EnvInstance]:
     return fail
 
 
-def _answer(parent: socket.socket, copies: Copies) -> None:
+def _answer_requests(parent: socket.socket, copies: Copies) -> None:
+    """Answers requests until the connection is closed."""
     while True:
         message = receive(parent)
         if message is PLAY:
@@ -233,10 +237,10 @@ def _answer(parent: socket.socket, copies: Copies) -> None:
 
 def _end_with_parent(connection: int) -> None:
     """Ends this process when its parent has ended, even if this process is busy or hangs."""
-    gone = select.poll()
-    gone.register(connection, 0)  # poll then reports only that the other end is closed
-    gone.poll()
-    time.sleep(PATIENCE)
+    poller = select.poll()
+    poller.register(connection, 0)  # poll then reports only that the other end is closed
+    poller.poll()
+    time.sleep(END_TIMEOUT)
     os._exit(1)
 
 
@@ -260,16 +264,16 @@ def receive(connection: socket.socket) -> Any:
         return None
     if not kind:
         raise EOFError
-    length = int.from_bytes(_read(connection, 8), "little")
-    return pickle.loads(_read(connection, length))
+    length = int.from_bytes(_receive_bytes(connection, 8), "little")
+    return pickle.loads(_receive_bytes(connection, length))
 
 
-def _read(connection: socket.socket, length: int) -> bytearray:
+def _receive_bytes(connection: socket.socket, length: int) -> bytearray:
     data = bytearray(length)
-    rest = memoryview(data)
-    while rest:
-        n = connection.recv_into(rest)
+    unfilled = memoryview(data)
+    while unfilled:
+        n = connection.recv_into(unfilled)
         if not n:
             raise EOFError
-        rest = rest[n:]
+        unfilled = unfilled[n:]
     return data

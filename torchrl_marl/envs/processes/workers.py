@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from torchrl_marl.envs.processes.copies import Copies, EnvInstance, Failure, RowLayout, open_block
-from torchrl_marl.envs.processes.worker import PATIENCE, PLAY, Worker, WorkerLost
+from torchrl_marl.envs.processes.worker import END_TIMEOUT, PLAY, Worker, WorkerLost
 from torchrl_marl.errors import ConfigError, UserError, WorkerError
 
 __all__ = ["EnvInstance", "Repeats", "Workers"]
@@ -40,40 +40,40 @@ class Repeats:
     """
 
     def __init__(self, n_copies: int) -> None:
-        self._at = np.zeros((n_copies, 2), np.int64)  # episodes, and steps in the current one
+        self._progress = np.zeros((n_copies, 2), np.int64)  # episodes, and steps in the current one
         self._failed: dict[int, tuple[tuple[int, ...], int]] = {}
 
     def made(self, copies: Sequence[int]) -> None:
         """Resets the counts of restarted copies, which start their first episode."""
-        self._at[list(copies)] = 1, 0
+        self._progress[list(copies)] = 1, 0
 
     def begun(self, copies: Sequence[int]) -> None:
         """Counts a new episode of the given copies."""
-        self._at[list(copies)] += (1, 0)
-        self._at[list(copies), 1] = 0
+        self._progress[list(copies)] += (1, 0)
+        self._progress[list(copies), 1] = 0
 
     def played(self, ended: np.ndarray | None, failed: Sequence[int] = ()) -> None:
         """Counts a step of all copies except failed ones; ``ended`` is a mask ``[E]``."""
-        self._at[:, 1] += 1
-        self._at[list(failed), 1] -= 1
+        self._progress[:, 1] += 1
+        self._progress[list(failed), 1] -= 1
         if ended is not None and ended.any():
             self.begun(np.flatnonzero(ended).tolist())
 
     def failed(self, copy: int) -> int:
         """Counts a failure of a copy; returns the number of its failures in a row in this step."""
-        at = tuple(self._at[copy].tolist())
-        last, times = self._failed.get(copy, (at, 0))
-        self._failed[copy] = at, (times if last == at else 0) + 1
+        progress = tuple(self._progress[copy].tolist())
+        last, times = self._failed.get(copy, (progress, 0))
+        self._failed[copy] = progress, (times if last == progress else 0) + 1
         return self._failed[copy][1]
 
     def place(self, copy: int) -> str:
         """Returns a text that gives a copy's step and episode, counted since it was made."""
-        episodes, steps = self._at[copy].tolist()
+        episodes, steps = self._progress[copy].tolist()
         return f"step {steps + 1} of its episode {episodes}"
 
 
-MOST_RESTARTS = 10  # restarts in a row without a successful step between them
-MOST_REPEATS = 3  # number of failures in the same step after which a copy counts as broken
+MAX_RESTARTS_IN_A_ROW = 10  # restarts in a row without a successful step between them
+MAX_SAME_FAILURES = 3  # number of failures in the same step after which a copy counts as broken
 
 
 class Workers:
@@ -122,30 +122,32 @@ class Workers:
         seeds: Sequence[int] | None = None,
         name: str = "environment",
     ) -> None:
-        _check(n_copies, n_workers, timeout)
+        _check_arguments(n_copies, n_workers, timeout)
         self.restarts = 0
-        self._name, self._restart, self._in_a_row = name, restart, 0
+        self._name, self._may_restart, self._restarts_in_a_row = name, restart, 0
         self._n_copies, n_workers = n_copies, min(n_workers, n_copies)
         self._repeats = Repeats(n_copies)
         self._seeds: list[int | None] = [None] * n_copies if seeds is None else list(seeds)
         self._made_with_seed = seeds is not None
         size = layout.n_bytes(n_copies)
-        self._lost: dict[int, UserError] = {}
-        self._here: Copies | None = None
+        self._lost_workers: dict[int, UserError] = {}
+        self._local_copies: Copies | None = None
         self._workers: list[Worker] = []
-        self._close: weakref.finalize
+        self._finalizer: weakref.finalize
         if not n_workers:
             self.rows = layout.views(bytearray(size), n_copies)
             self._current = np.zeros(1, np.int64)
-            self._here = Copies(make, self.rows, range(n_copies), self._current)
-            self._close = weakref.finalize(self, self._here.close)
+            self._local_copies = Copies(make, self.rows, range(n_copies), self._current)
+            self._finalizer = weakref.finalize(self, self._local_copies.close)
         else:
             block = open_block(size + 8 * n_workers)
             buffer = mmap.mmap(block, 0)
             self.rows = layout.views(buffer, n_copies)
             self._current = np.ndarray((n_workers,), np.int64, buffer, size)
-            pickled = _pickled(make, name)
-            self._close = weakref.finalize(self, _end, self._workers, block, os.getpid())
+            pickled = _pickle_maker(make, name)
+            self._finalizer = weakref.finalize(
+                self, _end_workers, self._workers, block, os.getpid()
+            )
             for i in range(n_workers):
                 worker = Worker(pickled, layout, block, n_copies, n_workers, i, timeout)
                 worker.start()
@@ -172,8 +174,8 @@ class Workers:
         for i in numbers:
             self._seeds[i] = self._seeds[i] if new_seeds[i] is None else new_seeds[i]
         self._repeats.begun(numbers)
-        _, failures = self._ask("begin", {i: (new_seeds[i],) for i in numbers})
-        self._repair(failures)
+        _, failures = self._request("begin", {i: (new_seeds[i],) for i in numbers})
+        self._restart_failed(failures)
 
     def play(self) -> np.ndarray | None:
         """Steps all copies, with the actions in their rows.
@@ -186,17 +188,17 @@ class Workers:
         ended = self.rows.get("ended")
         if ended is not None:
             ended[...] = False  # a copy may fail before it writes this flag
-        if self._here is not None:
-            failures = self._here.play()
+        if self._local_copies is not None:
+            failures = self._local_copies.play()
         else:
-            for worker in self._able(self._workers):
+            for worker in self._check_not_lost(self._workers):
                 worker.send(PLAY)
-            _, failures = self._gather(self._workers)
+            _, failures = self._receive_answers(self._workers)
         failed = [failure.copy for failure in failures]
         self._repeats.played(None if ended is None else ended.reshape(self._n_copies), failed)
         if failures:
-            return self._repair(failures)
-        self._in_a_row = 0
+            return self._restart_failed(failures)
+        self._restarts_in_a_row = 0
         return None
 
     def save(self) -> list[bytes]:
@@ -218,67 +220,73 @@ class Workers:
 
     def close(self) -> None:
         """Closes the copies and ends the processes; a second call has no effect."""
-        self._close()
+        self._finalizer()
 
     def _call(self, method: str, arguments: Mapping[int, tuple]) -> dict[int, Any]:
-        results, failures = self._ask(method, arguments)
+        results, failures = self._request(method, arguments)
         if failures:
             raise self._error_of(failures)
         return results
 
-    def _ask(
+    def _request(
         self, method: str, arguments: Mapping[int, tuple]
     ) -> tuple[dict[int, Any], list[Failure]]:
         self._check_open()
-        if self._here is not None:
-            return self._here.call(method, arguments)
-        asked = [w for w in self._workers if any(i in arguments for i in w.copies)]
-        for worker in self._able(asked):
+        if self._local_copies is not None:
+            return self._local_copies.call(method, arguments)
+        workers = [w for w in self._workers if any(i in arguments for i in w.copies)]
+        for worker in self._check_not_lost(workers):
             of_worker = {i: arguments[i] for i in worker.copies if i in arguments}
             worker.send((method, of_worker))
-        return self._gather(asked)
+        return self._receive_answers(workers)
 
     def _check_open(self) -> None:
-        if not self._close.alive:
+        if not self._finalizer.alive:
             raise WorkerError(f"The copies of {self._name} are closed; make a new environment.")
 
-    def _able(self, asked: list[Worker]) -> list[Worker]:
-        for worker in asked if self._lost else ():
-            if worker.number in self._lost:
-                raise self._lost[worker.number]
-        return asked
+    def _check_not_lost(self, workers: list[Worker]) -> list[Worker]:
+        """Raises the error of a lost worker if it is among the given ones, which are returned."""
+        for worker in workers if self._lost_workers else ():
+            if worker.number in self._lost_workers:
+                raise self._lost_workers[worker.number]
+        return workers
 
-    def _gather(self, asked: list[Worker]) -> tuple[dict[int, Any], list[Failure]]:
+    def _receive_answers(self, workers: list[Worker]) -> tuple[dict[int, Any], list[Failure]]:
+        """Returns the workers' results by copy, and their failures."""
         results: dict[int, Any] = {}
         failures: list[Failure] = []
-        for worker in asked:
+        for worker in workers:
             try:
                 of_worker, failed = worker.receive()
             except WorkerLost as lost:
-                failures.append(self._lose(worker, str(lost)))
+                failures.append(self._record_lost_worker(worker, str(lost)))
                 continue
             results |= of_worker
             failures += failed
         return results, failures
 
-    def _lose(self, worker: Worker, what: str) -> Failure:
+    def _record_lost_worker(self, worker: Worker, message: str) -> Failure:
+        """Records the loss of a worker; returns it as a failure of the copy that was running."""
         copy = int(self._current[worker.number])
-        failure = Failure(copy, worker.number, what, worker.traceback, lost=True)
-        self._lost[worker.number] = failure.error(self._name)
+        failure = Failure(copy, worker.number, message, worker.traceback, lost=True)
+        self._lost_workers[worker.number] = failure.error(self._name)
         return failure
 
-    def _repair(self, failures: list[Failure]) -> np.ndarray:
+    def _restart_failed(self, failures: list[Failure]) -> np.ndarray:
+        """Restarts failed copies and lost workers; returns a mask ``[E]`` of these copies."""
         restarted = np.zeros(self._n_copies, bool)
         while failures:
-            if not self._restart or not all(failure.repairable for failure in failures):
+            if not self._may_restart or not all(failure.repairable for failure in failures):
                 raise self._error_of(failures)
             for failure in failures:
-                self._count(failure)
+                self._count_restart(failure)
             numbers = [i for failure in failures for i in self._restart_worker_of(failure)]
             restarted[numbers] = True
             self._repeats.made(numbers)
-            times = 2 if self._made_with_seed else 1  # seeds to make the copy, and to begin
-            _, failures = self._ask("renew", {i: (self._fresh_seed(i),) * times for i in numbers})
+            n_seeds = 2 if self._made_with_seed else 1  # seeds to make the copy, and to begin
+            _, failures = self._request(
+                "renew", {i: (self._fresh_seed(i),) * n_seeds for i in numbers}
+            )
         return restarted
 
     def _error_of(self, failures: list[Failure]) -> UserError:
@@ -288,23 +296,24 @@ class Workers:
             error.add_note(f"In the same step: {other.describe(self._name)}.")
         return error
 
-    def _count(self, failure: Failure) -> None:
-        text, hopeless = failure.describe(self._name), None
-        if self._repeats.failed(failure.copy) >= MOST_REPEATS:
-            hopeless = (
-                f"it failed {MOST_REPEATS} times in {self._repeats.place(failure.copy)} "
+    def _count_restart(self, failure: Failure) -> None:
+        """Counts a restart and warns; raises an error if further restarts would not help."""
+        text, reason = failure.describe(self._name), None
+        if self._repeats.failed(failure.copy) >= MAX_SAME_FAILURES:
+            reason = (
+                f"it failed {MAX_SAME_FAILURES} times in {self._repeats.place(failure.copy)} "
                 "after it was made, so restarts do not help: fix the environment"
             )
-        elif self._in_a_row >= MOST_RESTARTS:
-            hopeless = (
-                f"there were {MOST_RESTARTS} restarts without a successful step: fix the "
+        elif self._restarts_in_a_row >= MAX_RESTARTS_IN_A_ROW:
+            reason = (
+                f"there were {MAX_RESTARTS_IN_A_ROW} restarts without a successful step: fix the "
                 "environment"
             )
-        if hopeless is not None:
-            error = WorkerError(f"{text}; {hopeless}.")
+        if reason is not None:
+            error = WorkerError(f"{text}; {reason}.")
             error.add_note(failure.traceback)
             raise error
-        self._in_a_row += 1
+        self._restarts_in_a_row += 1
         self.restarts += 1
         warnings.warn(f"{text}; restarted (restart {self.restarts}).", RuntimeWarning, stacklevel=4)
 
@@ -313,11 +322,12 @@ class Workers:
         if not failure.lost:
             return [failure.copy]
         worker = self._workers[failure.worker or 0]
-        del self._lost[worker.number]
+        del self._lost_workers[worker.number]
         worker.start()
         return worker.copies
 
     def _fresh_seed(self, copy: int) -> int | None:
+        """Returns another seed for a restarted copy; None if the copy has no seed."""
         seed = self._seeds[copy]
         if seed is None:
             return None
@@ -325,7 +335,7 @@ class Workers:
         return int(drawn[0]) >> 1  # some environments accept seeds of 31 bits only
 
 
-def _check(n_copies: int, n_workers: int, timeout: float) -> None:
+def _check_arguments(n_copies: int, n_workers: int, timeout: float) -> None:
     if n_copies < 1:
         raise ConfigError(f"num_envs is {n_copies}, expected 1 or more.")
     if n_workers < 0:
@@ -338,7 +348,7 @@ def _check(n_copies: int, n_workers: int, timeout: float) -> None:
         raise ConfigError(f"workers={n_workers} needs Linux or macOS; use workers=0 on Windows.")
 
 
-def _pickled(make: Callable[..., EnvInstance], name: str) -> bytes:
+def _pickle_maker(make: Callable[..., EnvInstance], name: str) -> bytes:
     import cloudpickle
 
     try:
@@ -350,12 +360,12 @@ def _pickled(make: Callable[..., EnvInstance], name: str) -> bytes:
         ) from error
 
 
-def _end(workers: list[Worker], block: int, process: int) -> None:
-    if os.getpid() != process:
+def _end_workers(workers: list[Worker], block: int, owner_pid: int) -> None:
+    if os.getpid() != owner_pid:
         return  # this process is a fork of the one that owns the workers
     for worker in workers:
         worker.ask_to_end()
-    last = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + END_TIMEOUT
     for worker in workers:
-        worker.end(max(last - time.monotonic(), 0.0))
+        worker.end(max(deadline - time.monotonic(), 0.0))
     os.close(block)

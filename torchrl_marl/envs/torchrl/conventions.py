@@ -80,15 +80,15 @@ class Reading:
         self, td: TensorDictBase, group: GroupSpec, kinds: GroupKinds
     ) -> dict[str, Any]:
         own = td.get(group.name)
-        seen = ("observation", *(("action_mask",) if group.action_mask_key else ()))
+        observed = ("observation", *(("action_mask",) if group.action_mask_key else ()))
         if kinds.lazy:
             parts = kinds.split(own)
             leaves: dict[str, Any] = {
-                kind: {leaf: _plain(part.get(leaf)) for leaf in seen}
+                kind: {leaf: _to_nested_dicts(part.get(leaf)) for leaf in observed}
                 for kind, part in parts.items()
             }
         else:
-            leaves = {leaf: _plain(own.get(leaf)) for leaf in seen}
+            leaves = {leaf: _to_nested_dicts(own.get(leaf)) for leaf in observed}
         if group.mask_key is not None:
             leaves["mask"] = td.get(group.mask_key)
         if group.agent_done:
@@ -118,30 +118,30 @@ class Reading:
         terminated = terminated.reshape(steps.shape)
         if truncated is not None:
             return terminated, truncated.reshape(steps.shape) & ~terminated
-        return self._split(terminated, steps)
+        return self._split_done(terminated, steps)
 
-    def _split(self, done: Tensor, steps: Tensor) -> Ends:
+    def _split_done(self, done: Tensor, steps: Tensor) -> Ends:
         """Splits a done flag: an end at the time limit is truncated, any other is terminated."""
         if self.max_steps is None:
             return done, None
-        late = done & (steps >= self.max_steps)
-        return done & ~late, late
+        at_limit = done & (steps >= self.max_steps)
+        return done & ~at_limit, at_limit
 
     def write(
         self, td: TensorDictBase, name: str, kinds: GroupKinds, own: Mapping[str, Any]
     ) -> None:
         """Writes a group's actions, given for all agents ``[E, N, ...]`` or by kind."""
-        td.set(name, kinds.written(td.get(name), own))
+        td.set(name, kinds.with_leaves(td.get(name), own))
 
 
 class VmasReading(Reading):
     """Reads TorchRL's VMAS wrapper, which reports an episode at its time limit as terminated."""
 
-    def _split(self, done: Tensor, steps: Tensor) -> Ends:
+    def _split_done(self, done: Tensor, steps: Tensor) -> Ends:
         if self.max_steps is None:
             return done, None
-        by_itself = self.base._env.scenario.done().reshape(steps.shape)
-        return done & by_itself, done & ~by_itself
+        scenario_done = self.base._env.scenario.done().reshape(steps.shape)
+        return done & scenario_done, done & ~scenario_done
 
 
 class SmacReading(Reading):
@@ -153,12 +153,12 @@ class SmacReading(Reading):
     def _team(self, env: EnvBase) -> TeamSpec:
         # TorchRL keeps the currently legal actions in the spec. So from_env would treat agents with
         # different legal actions as different kinds.
-        n, action = self.base.n_agents, self.base.full_action_spec["agents", "action"]
+        n_agents, action = self.base.n_agents, self.base.full_action_spec["agents", "action"]
         spec: TensorSpec = (OneHot if isinstance(action, OneHot) else Categorical)(
             self.base.n_actions, dtype=action.dtype, device=action.device
         )
-        seen = env.full_observation_spec["agents", "observation"][0]
-        agents = AgentSpec("agent", n, seen, spec, action_mask=True)
+        observation_spec = env.full_observation_spec["agents", "observation"][0]
+        agents = AgentSpec("agent", n_agents, observation_spec, spec, action_mask=True)
         return TeamSpec({"agents": [agents]}, env.full_observation_spec.get("state", None))
 
     def _read_group(
@@ -179,8 +179,8 @@ class SmacReading(Reading):
 
     def ends(self, td: TensorDictBase, steps: Tensor) -> Ends:
         done = td.get("done").reshape(steps.shape)
-        late = td.get(("info", "episode_limit")).reshape(steps.shape).bool()
-        return done & ~late, done & late
+        at_limit = td.get(("info", "episode_limit")).reshape(steps.shape).bool()
+        return done & ~at_limit, done & at_limit
 
 
 class MeltingpotReading(Reading):
@@ -189,7 +189,7 @@ class MeltingpotReading(Reading):
     Written from TorchRL's source and tested with a stand-in, because the game was not available.
     """
 
-    def _split(self, done: Tensor, steps: Tensor) -> Ends:
+    def _split_done(self, done: Tensor, steps: Tensor) -> Ends:
         return torch.zeros_like(done), done
 
 
@@ -206,58 +206,62 @@ class UnityReading(Reading):
     def _team(self, env: EnvBase) -> TeamSpec:
         agents = {}
         for name, names in self.base.group_map.items():
-            seen = env.full_observation_spec[name, names[0]]
+            observation_spec = env.full_observation_spec[name, names[0]]
             action = env.full_action_spec[name, names[0]]
-            agents[name] = [self._agents(name, tuple(names), seen, action)]
+            agents[name] = [self._agent_spec(name, tuple(names), observation_spec, action)]
         return TeamSpec(agents)
 
-    def _agents(
-        self, name: str, names: tuple[str, ...], seen: Composite, action: Composite
+    def _agent_spec(
+        self, name: str, names: tuple[str, ...], observation_specs: Composite, action: Composite
     ) -> AgentSpec:
         if len(action.keys()) != 1:
             raise ConfigError(
                 f"group {name!r} of {type(self.base).__name__} has {sorted(action.keys())}, "
                 "expected discrete or continuous actions; agents with both cannot be trained."
             )
-        leaves = list(seen.keys())
-        observation = seen[leaves[0]] if len(leaves) == 1 else seen.clone()
+        leaves = list(observation_specs.keys())
+        observation = (
+            observation_specs[leaves[0]] if len(leaves) == 1 else observation_specs.clone()
+        )
         (spec,) = action.values()
         sizes = [box.n for box in spec.space] if isinstance(spec, _BRANCHES) else []
-        choice = len(sizes) == 1
+        is_single_choice = len(sizes) == 1
         if sizes:  # builds a new spec, without the currently legal actions
-            of = {"dtype": spec.dtype, "device": spec.device}
+            options = {"dtype": spec.dtype, "device": spec.device}
             one_hot = isinstance(spec, MultiOneHot)
-            single, several = (OneHot, MultiOneHot) if one_hot else (Categorical, MultiCategorical)
-            spec = single(sizes[0], **of) if choice else several(sizes, **of)
-        return AgentSpec(name, len(names), observation, spec, action_mask=choice, agent_names=names)
+            single, multiple = (OneHot, MultiOneHot) if one_hot else (Categorical, MultiCategorical)
+            spec = single(sizes[0], **options) if is_single_choice else multiple(sizes, **options)
+        return AgentSpec(
+            name, len(names), observation, spec, action_mask=is_single_choice, agent_names=names
+        )
 
     def _read_group(
         self, td: TensorDictBase, group: GroupSpec, kinds: GroupKinds
     ) -> dict[str, Any]:
-        own = [td.get((group.name, agent)) for agent in group.agent_names]
+        agents = [td.get((group.name, agent)) for agent in group.agent_names]
         single = not isinstance(group.observation_spec, Composite)
         leaf = next(iter(self.base.full_observation_spec[group.name, group.agent_names[0]].keys()))
         keys = [leaf] if single else list(group.observation_spec.keys())
-        seen = {key: torch.stack([x.get(key) for x in own], 1) for key in keys}
-        leaves: dict[str, Any] = {"observation": seen[leaf] if single else seen}
+        observed = {key: torch.stack([x.get(key) for x in agents], 1) for key in keys}
+        leaves: dict[str, Any] = {"observation": observed[leaf] if single else observed}
         for flag in ("terminated", "truncated"):
-            leaves[flag] = torch.stack([x.get(flag).reshape(-1, 1) for x in own], 1)
+            leaves[flag] = torch.stack([x.get(flag).reshape(-1, 1) for x in agents], 1)
         if group.action_mask_key is not None:
-            leaves["action_mask"] = self._legal(group)
+            leaves["action_mask"] = self._legal_actions(group)
         return leaves
 
-    def _legal(self, group: GroupSpec) -> Tensor:
+    def _legal_actions(self, group: GroupSpec) -> Tensor:
         rows = []
         for agent in group.agent_names:
             mask = self.base.full_action_spec[group.name, agent, "discrete_action"].mask
-            every = torch.ones(group.n_actions, dtype=torch.bool)
-            rows.append(every if mask is None else mask.reshape(-1))
+            all_legal = torch.ones(group.n_actions, dtype=torch.bool)
+            rows.append(all_legal if mask is None else mask.reshape(-1))
         return torch.stack(rows).unsqueeze(0)
 
     def _reward(self, td: TensorDictBase, group: GroupSpec) -> Tensor:
-        own = [td.get((group.name, agent)) for agent in group.agent_names]
-        earned = [(x.get("reward") + x.get("group_reward")).reshape(-1, 1) for x in own]
-        return torch.stack(earned, 1)
+        agents = [td.get((group.name, agent)) for agent in group.agent_names]
+        rewards = [(x.get("reward") + x.get("group_reward")).reshape(-1, 1) for x in agents]
+        return torch.stack(rewards, 1)
 
     def ends(self, td: TensorDictBase, steps: Tensor) -> Ends:
         """Returns None for both flags of the episode, because it ends with its last agent."""
@@ -296,18 +300,22 @@ def _kinds_of(group: GroupSpec) -> tuple[AgentSpec, ...]:
         pairs = [(member["observation"], member["action"]) for member in group.members]
         rows = zip(pairs, group.agent_names)
         runs = [
-            (*pair, tuple(name for _, name in own)) for pair, own in groupby(rows, itemgetter(0))
+            (*pair, tuple(name for _, name in run)) for pair, run in groupby(rows, itemgetter(0))
         ]
     kinds = []
-    for seen, action, names in runs:
+    for observation_spec, action, names in runs:
         name = group.name if group.members is None else names[0]
-        kinds.append(AgentSpec(name, len(names), seen, action, action_mask=mask, agent_names=names))
+        kinds.append(
+            AgentSpec(
+                name, len(names), observation_spec, action, action_mask=mask, agent_names=names
+            )
+        )
     return tuple(kinds)
 
 
-def _plain(value: Any) -> Any:
+def _to_nested_dicts(value: Any) -> Any:
     """Converts a TensorDict to nested dicts; returns tensors unchanged."""
     if not isinstance(value, TensorDictBase):
         return value
     value = value.to_tensordict() if is_lazy(value) else value
-    return {key: _plain(x) for key, x in value.items()}
+    return {key: _to_nested_dicts(x) for key, x in value.items()}

@@ -20,9 +20,9 @@ from torchrl_marl.envs.agents.declared_env import AutoResetEnv, without_rewards
 from torchrl_marl.envs.agents.life_cycle import (
     GroupFlags,
     TeamFlags,
-    begun,
-    earned,
-    ended,
+    flags_after_reset,
+    flags_after_step,
+    mask_rewards,
     where_fresh,
 )
 from torchrl_marl.envs.marl_env import MarlEnv
@@ -62,15 +62,15 @@ def adapt(env: EnvBase) -> EnvBase:
     base = env
     while isinstance(base, TransformedEnv):
         base = base.base_env
-    taken_out = _unwrapped(base)
-    if taken_out is not None:
+    replacement = _replace_wrapper(base)
+    if replacement is not None:
         if base is not env:
             raise ConfigError(
                 f"{type(base).__name__} must be adapted before it is transformed; use "
                 "TransformedEnv(torchrl_marl.envs.make_env(env), transforms)."
             )
-        return taken_out
-    return env if _is_right(env, base) else TorchRLEnv(env, reading_of(env, base))
+        return replacement
+    return env if _is_correct(env, base) else TorchRLEnv(env, reading_of(env, base))
 
 
 def check_environment(env: Any) -> None:
@@ -100,7 +100,7 @@ def _is_gymnasium(env: Any) -> bool:
     return bool(modules & {"gymnasium", "gym"})
 
 
-def _unwrapped(env: EnvBase) -> EnvBase | None:
+def _replace_wrapper(env: EnvBase) -> EnvBase | None:
     """Returns an adapter of the environment inside a wrapper; None if the wrapper can be used."""
     if isinstance(env, torchrl.envs.OpenSpielWrapper):
         from torchrl_marl.envs.torchrl.openspiel import OpenSpielGames
@@ -115,7 +115,7 @@ def _unwrapped(env: EnvBase) -> EnvBase | None:
     return None
 
 
-def _is_right(env: EnvBase, base: EnvBase) -> bool:
+def _is_correct(env: EnvBase, base: EnvBase) -> bool:
     """Returns True if an environment declares correct flags and masks."""
     if isinstance(base, (MarlEnv, AutoResetEnv)) or hasattr(type(base), "snapshot"):
         return True
@@ -162,7 +162,7 @@ class TorchRLEnv(FinalFrames, AutoResetEnv):
         self._inner, self._reading = env, reading
         self.max_steps, self.environment_name = reading.max_steps, type(env).__name__
         self.random_state = RandomState(int(torch.randint(2**31, ())), self.device)
-        self._last: TensorDictBase | None = None
+        self._last_output: TensorDictBase | None = None
         self._flags: dict[str, Any] = {}
         self._born: dict[str, Any] = {}
         self._steps = torch.zeros(self.num_envs, 1, dtype=torch.int64, device=self.device)
@@ -183,17 +183,19 @@ class TorchRLEnv(FinalFrames, AutoResetEnv):
     # ------------------------------------------------------------------------- reset and step
 
     def _start(self, fresh: Tensor | None) -> dict[str, Any]:
-        asked = None
+        request = None
         if fresh is not None and self._inner.batch_size:
-            asked = self._asking(fresh)
+            request = self._reset_request(fresh)
         with self.random_state.active():
-            self._last = self._inner.reset(asked)
-        every = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
-        fresh = every if fresh is None or not self._flags else fresh
+            self._last_output = self._inner.reset(request)
+        all_envs = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
+        fresh = all_envs if fresh is None or not self._flags else fresh
         self._steps = torch.where(fresh.unsqueeze(-1), 0, self._steps)
-        source = self._read(self._last, rewards=False)
+        source = self._read(self._last_output, rewards=False)
         root = TeamFlags.running(self.batch_size, self.device)
-        groups = {name: x.__dict__ for name, x in begun(self.team, root, source).items()}
+        groups = {
+            name: x.__dict__ for name, x in flags_after_reset(self.team, root, source).items()
+        }
         born = {name: flags["mask"] for name, flags in groups.items()}
         self._born = where_fresh(fresh, born, self._born) if self._born else born
         self._flags = where_fresh(fresh, groups, self._flags) if self._flags else groups
@@ -201,30 +203,33 @@ class TorchRLEnv(FinalFrames, AutoResetEnv):
 
     def _play(self, actions: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
         with self.random_state.active():
-            self._last = self._inner.step(self._acting(actions)).get("next")
+            self._last_output = self._inner.step(self._step_input(actions)).get("next")
         self._steps = self._steps + 1
-        source = self._read(self._last, rewards=True)
+        source = self._read(self._last_output, rewards=True)
         before = {name: GroupFlags(**flags) for name, flags in self._flags.items()}
-        groups = ended(before, source)
+        groups = flags_after_step(before, source)
         root = TeamFlags.running(self.batch_size, self.device).after(
-            list(groups.values()), *self._reading.ends(self._last, self._steps)
+            list(groups.values()), *self._reading.ends(self._last_output, self._steps)
         )
         for name, flags in groups.items():
-            own = source[name]
-            own["reward"] = earned(own["reward"], before[name], self._born[name])
+            group_output = source[name]
+            group_output["reward"] = mask_rewards(
+                group_output["reward"], before[name], self._born[name]
+            )
             closed = flags.closed_by(root, source[name].get("mask"))
             # At a time limit, of an agent or of the episode, returns are bootstrapped.
-            stopped = before[name].mask & root.truncated & ~closed.terminated.squeeze(-1)
-            self._flags[name] = {**closed.__dict__, "mask": closed.mask | stopped}
+            bootstrapped = before[name].mask & root.truncated & ~closed.terminated.squeeze(-1)
+            self._flags[name] = {**closed.__dict__, "mask": closed.mask | bootstrapped}
             self._born[name] = self._born[name] | closed.mask
         after = self._with_flags(source, root)
         self._keep_frames()
         if not bool(root.done.any()):
             return after, without_rewards(after, self.team.groups)
-        over = root.done.squeeze(-1)
-        return after, self._start(None if bool(over.all()) else over)
+        ended_envs = root.done.squeeze(-1)
+        return after, self._start(None if bool(ended_envs.all()) else ended_envs)
 
     def _with_flags(self, source: dict[str, Any], root: TeamFlags) -> dict[str, Any]:
+        """Adds the done flags and masks of the episode and of all agents to an output."""
         output = {**source, "done": root.done, **root.__dict__}
         for name, flags in self._flags.items():
             done = flags["terminated"] | flags["truncated"]
@@ -238,28 +243,29 @@ class TorchRLEnv(FinalFrames, AutoResetEnv):
         td = td.clone() if self._inner.batch_size else td.clone().unsqueeze(0)
         return self._reading.read(td, self.group_kinds, rewards)
 
-    def _acting(self, actions: dict[str, dict[str, Any]]) -> TensorDictBase:
+    def _step_input(self, actions: dict[str, dict[str, Any]]) -> TensorDictBase:
         """Returns the data that the environment steps; actions of masked agents are zeros."""
-        if self._last is None:
+        if self._last_output is None:
             raise ConfigError(
                 f"{self._declaration.owner}: a step before the first reset; call reset() first."
             )
-        td = self._last.clone(recurse=False)
+        td = self._last_output.clone(recurse=False)
         td = td if self._inner.batch_size else td.unsqueeze(0)
         for name, kinds in self.group_kinds.items():
-            own = kinds.acting(actions[name], self._flags[name]["mask"])
-            self._reading.write(td, name, kinds, own)
+            group_actions = kinds.zero_masked_actions(actions[name], self._flags[name]["mask"])
+            self._reading.write(td, name, kinds, group_actions)
         return td if self._inner.batch_size else td.squeeze(0)
 
-    def _asking(self, fresh: Tensor) -> TensorDictBase | None:
-        if self._last is None:
+    def _reset_request(self, fresh: Tensor) -> TensorDictBase | None:
+        """Returns the data for a reset of some envs; None before the first reset."""
+        if self._last_output is None:
             return None
-        asked = self._last.clone(recurse=False)
+        request = self._last_output.clone(recurse=False)
         for key in self._inner.reset_keys:
             done = (*key[:-1], "done") if isinstance(key, tuple) else "done"
             shape = self._inner.full_done_spec[done].shape
-            asked.set(key, fresh.view(-1, *[1] * (len(shape) - 1)).expand(shape))
-        return asked
+            request.set(key, fresh.view(-1, *[1] * (len(shape) - 1)).expand(shape))
+        return request
 
     # -------------------------------------------------------------------------------- drawing
 
@@ -273,16 +279,16 @@ class TorchRLEnv(FinalFrames, AutoResetEnv):
         Raises:
             ConfigError: the environment cannot be drawn; the message names the missing method.
         """
-        check_scene(self._drawn())
+        check_scene(self._drawable_env())
 
     def stage(self) -> Stage | None:
         """Returns the view of the environment in drawings; None if it defines no view."""
-        return stage(self._drawn())
+        return stage(self._drawable_env())
 
     def _draw(self, index: int) -> Picture:
-        return scene(self._drawn(), index)
+        return scene(self._drawable_env(), index)
 
-    def _drawn(self) -> Any:
+    def _drawable_env(self) -> Any:
         """Returns the inner environment with a method ``scene``."""
         inner: Any = self._inner
         while not hasattr(type(inner), "scene") and hasattr(inner, "base_env"):

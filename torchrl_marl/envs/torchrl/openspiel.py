@@ -58,36 +58,45 @@ class OpenSpielGames(FinalFrames, AutoResetEnv):
         action = Categorical(n_actions) if wrapper.categorical_actions else OneHot(n_actions)
         kinds: dict[str, tuple[AgentSpec, ...]] = {}
         for group, names in wrapper.group_map.items():
-            seen, own = Unbounded((n_features,)), tuple(names)
-            spec = AgentSpec(group, len(own), seen, action, action_mask=True, agent_names=own)
+            observation_spec, agent_names = Unbounded((n_features,)), tuple(names)
+            spec = AgentSpec(
+                group,
+                len(agent_names),
+                observation_spec,
+                action,
+                action_mask=True,
+                agent_names=agent_names,
+            )
             kinds[group] = (spec,)
         declaration = Declaration(f"OpenSpiel {kind.short_name}", 1, kinds, in_turns=True)
         super().__init__(declaration, device=wrapper.device or "cpu")
         self._game, self._wrapper, self._state = game, wrapper, None
-        self._observes = kind.provides_observation_tensor
+        self._has_observation_tensor = kind.provides_observation_tensor
         self._one_hot = not wrapper.categorical_actions
-        self._places = dict(wrapper.agent_names_to_indices_map)
+        self._player_indices = dict(wrapper.agent_names_to_indices_map)
 
     def _set_seed(self, seed: int | None) -> None:
         self._wrapper._set_seed(seed)
 
     def _start(self, fresh: Tensor | None) -> dict[str, Any]:
-        self._state = self._after_chance(self._game.new_initial_state())
+        self._state = self._play_chance_nodes(self._game.new_initial_state())
         self._returns = self._state.returns()
-        return self._give()
+        return self._read_outputs()
 
     def _play(self, actions: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
         state, choices = self._state, self._choices(actions)
         if state.is_simultaneous_node():
-            state.apply_actions([self._legal(player, choices) for player in sorted(choices)])
+            state.apply_actions(
+                [self._checked_action(player, choices) for player in sorted(choices)]
+            )
         else:
-            state.apply_action(self._legal(state.current_player(), choices))
-        self._after_chance(state)
+            state.apply_action(self._checked_action(state.current_player(), choices))
+        self._play_chance_nodes(state)
         before, self._returns = self._returns, state.returns()
-        after = self._give()
-        earned = {p: self._returns[p] - before[p] for p in self._places.values()}
+        after = self._read_outputs()
+        rewards = {p: self._returns[p] - before[p] for p in self._player_indices.values()}
         for name, names in self.group_map.items():
-            rows = [earned[self._places[agent]] for agent in names]
+            rows = [rewards[self._player_indices[agent]] for agent in names]
             after[name]["reward"] = self._tensor(rows).view(1, -1, 1)
         self._keep_frames()
         if state.is_terminal():
@@ -97,11 +106,11 @@ class OpenSpielGames(FinalFrames, AutoResetEnv):
     def _draw(self, index: int) -> str:
         return str(self._state)
 
-    def _after_chance(self, state: Any) -> Any:
+    def _play_chance_nodes(self, state: Any) -> Any:
         """Makes chance moves until a player must move or the game is over; returns the state."""
         while state.is_chance_node():
-            outcomes, chances = zip(*state.chance_outcomes())
-            state.apply_action(self._wrapper._chance_sampler(list(outcomes), list(chances)))
+            outcomes, probabilities = zip(*state.chance_outcomes())
+            state.apply_action(self._wrapper._chance_sampler(list(outcomes), list(probabilities)))
         return state
 
     def _choices(self, actions: dict[str, dict[str, Any]]) -> dict[int, int]:
@@ -110,10 +119,10 @@ class OpenSpielGames(FinalFrames, AutoResetEnv):
         for name, names in self.group_map.items():
             chosen = actions[name]["action"][0]
             chosen = chosen.int().argmax(-1) if self._one_hot else chosen
-            choices |= {self._places[a]: c for a, c in zip(names, chosen.tolist())}
+            choices |= {self._player_indices[a]: c for a, c in zip(names, chosen.tolist())}
         return choices
 
-    def _legal(self, player: int, choices: dict[int, int]) -> int:
+    def _checked_action(self, player: int, choices: dict[int, int]) -> int:
         """Returns a player's action; OpenSpiel requires 0 for a player without a choice."""
         legal = self._state.legal_actions(player)
         if not legal:
@@ -125,18 +134,19 @@ class OpenSpielGames(FinalFrames, AutoResetEnv):
             )
         return choices[player]
 
-    def _give(self) -> dict[str, Any]:
+    def _read_outputs(self) -> dict[str, Any]:
+        """Returns the observations, masks and flags of the current state."""
         over = torch.tensor([[self._state.is_terminal()]], device=self.device)
         false = torch.zeros_like(over)
         output: dict[str, Any] = {"done": over, "terminated": over.clone(), "truncated": false}
         for name, names in self.group_map.items():
-            players = [self._places[agent] for agent in names]
+            players = [self._player_indices[agent] for agent in names]
             legal = torch.zeros(1, len(names), self._game.num_distinct_actions(), dtype=torch.bool)
             for i, player in enumerate(players):
-                legal[0, i, self._options(player)] = True
+                legal[0, i, self._legal_actions(player)] = True
             ended = over.unsqueeze(1).expand(1, len(names), 1)
             output[name] = {
-                "observation": self._tensor([self._seen(player) for player in players])[None],
+                "observation": self._tensor([self._observation(p) for p in players])[None],
                 "action_mask": legal.to(self.device),
                 "mask": legal.any(-1).to(self.device),
                 "done": ended.clone(),
@@ -145,14 +155,14 @@ class OpenSpielGames(FinalFrames, AutoResetEnv):
             }
         return output
 
-    def _options(self, player: int) -> list[int]:
+    def _legal_actions(self, player: int) -> list[int]:
         """Returns a player's legal actions; an empty list if the player does not move next."""
         state = self._state
-        turn = state.is_simultaneous_node() or state.current_player() == player
-        return state.legal_actions(player) if turn and not state.is_terminal() else []
+        moves = state.is_simultaneous_node() or state.current_player() == player
+        return state.legal_actions(player) if moves and not state.is_terminal() else []
 
-    def _seen(self, player: int) -> list[float]:
-        if self._observes:
+    def _observation(self, player: int) -> list[float]:
+        if self._has_observation_tensor:
             return self._state.observation_tensor(player)
         return self._state.information_state_tensor(player)
 
