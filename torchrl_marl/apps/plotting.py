@@ -18,8 +18,8 @@ from torchrl_marl.apps.pictures.drawing import (
     new_figure,
     save_figure,
 )
-from torchrl_marl.apps.reports.curves import Curves, environment_name, experiments, read_run
-from torchrl_marl.apps.reports.grouping import REWARD, by_task, find_runs
+from torchrl_marl.apps.reports.curves import Curves, environment_name, group_by_experiment, read_run
+from torchrl_marl.apps.reports.grouping import REWARD, find_runs, group_by_task
 from torchrl_marl.errors import CheckpointError, ConfigError, nearest
 from torchrl_marl.training.config import read_run_config, seed_folders
 from torchrl_marl.training.files import whole_file, writing
@@ -181,9 +181,9 @@ def _draw_panels(
 
 def _make_panels(runs: Sequence[Curves], key: str | None) -> list[_Panel]:
     """Returns a panel for each task or, if there is only one task, for each group."""
-    tasks = by_task(runs)
+    tasks = group_by_task(runs)
     if len(tasks) == 1:
-        named = experiments(runs)
+        named = group_by_experiment(runs)
         title = ", ".join(sorted({environment_name(run) for run in runs}))
         groups = _lines_by_group(named, key)
         return [

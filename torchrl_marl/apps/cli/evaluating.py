@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDictBase
 
 from torchrl_marl.apps.comparison import Comparison, Side, win_interval
-from torchrl_marl.apps.console import aligned, number, table
+from torchrl_marl.apps.console import align_columns, number, table
 from torchrl_marl.errors import ConfigError, quoted
 from torchrl_marl.settings import parse_overrides
 from torchrl_marl.settings.layers import flatten
@@ -104,7 +104,7 @@ def evaluation_text(found: Mapping[str, Mapping[str, float]]) -> str:
         ]
     )
     lines.append(["episodes", *(number(own["episodes"]) for own in columns)])
-    return aligned(lines)
+    return align_columns(lines)
 
 
 def _format_interval(own: Mapping[str, float], key: str, name: str) -> str:
@@ -139,7 +139,7 @@ def comparison_text(found: Comparison) -> str:
     ]
     marked = [words for side in sides for words in side.unfinished]
     more = [("not finished", words) for words in marked]
-    return "\n".join([aligned(lines), table([*rows, *more]), f"  {found.verdict}."])
+    return "\n".join([align_columns(lines), table([*rows, *more]), f"  {found.verdict}."])
 
 
 def _format_return(side: Side) -> str:
@@ -191,22 +191,25 @@ def print_against(config: TrainConfig, parsed: argparse.Namespace) -> None:
     else:
         second = cross_play(other, me, env, parsed.episodes, **options)[0, 0]
         rows += _result_rows(first, "side", next(iter(seats.agents[0])))
-        rows += _result_rows(second, "side", next(iter(seats.agents[1])), turned=True)
+        rows += _result_rows(second, "side", next(iter(seats.agents[1])), counts_opponent=True)
     env.close()
     print(table(rows))
 
 
 def _result_rows(
-    entry: TensorDictBase, what: str, seat: str, turned: bool = False
+    entry: TensorDictBase, label: str, seat: str, counts_opponent: bool = False
 ) -> list[tuple[str, str]]:
-    """Returns rows for the games on one side; ``turned``: the entry counts the opponent's wins."""
+    """Returns rows for the games on one side.
+
+    With ``counts_opponent``, the entry counts the opponent's wins.
+    """
     wins, draws, games = (int(entry[key]) for key in ("wins", "draws", "games"))
-    won = games - wins - draws if turned else wins
+    won = games - wins - draws if counts_opponent else wins
     score = won + draws / 2
     low, high = win_interval(score, games)
     rows = [
-        (what, seat),
+        (label, seat),
         ("games", f"{games}: {won} won, {draws} drawn, {games - won - draws} lost"),
         ("win rate", f"{number(score / games)} ({number(low)} to {number(high)}), draws half"),
     ]
-    return rows if turned else [*rows, ("return", number(float(entry["returns"])))]
+    return rows if counts_opponent else [*rows, ("return", number(float(entry["returns"])))]

@@ -21,9 +21,9 @@ __all__ = [
     "RECORD",
     "check_folder",
     "check_record",
-    "is_together",
     "open_folder",
     "read_selection",
+    "trains_populations",
 ]
 
 RECORD = "suite.json"
@@ -144,7 +144,7 @@ def _read_record(out: Path) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def is_together(out: Path) -> bool:
+def trains_populations(out: Path) -> bool:
     """Returns whether the suite in a folder trains the seeds of a pair as one population."""
     return _read_record(out).get("together") is True
 
