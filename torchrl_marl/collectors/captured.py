@@ -27,13 +27,13 @@ __all__ = ["CapturedRollout", "fingerprint"]
 _SCALAR_TYPES = (bool, int, float, str, type(None))
 
 
-def fingerprint(thing: Any) -> tuple:
+def fingerprint(part: Any) -> tuple:
     """Returns a fingerprint of the modules, tensors and attributes of a policy or transform.
 
     The values of tensors are left out, since a graph reads the tensors' current values.
 
     Args:
-        thing (callable): a policy or a transform.
+        part (callable): a policy or a transform.
 
     Examples:
         >>> net = nn.Sequential(nn.Linear(2, 2), nn.Dropout())
@@ -41,19 +41,19 @@ def fingerprint(thing: Any) -> tuple:
         >>> fingerprint(net) == before, fingerprint(net.eval()) == before
         (True, False)
     """
-    thing = getattr(thing, "__self__", thing)  # the object of a bound method
-    if not isinstance(thing, nn.Module):
-        return (id(thing), *_scalar_attributes(thing))
+    part = getattr(part, "__self__", part)  # the object of a bound method
+    if not isinstance(part, nn.Module):
+        return (id(part), *_scalar_attributes(part))
     marks: list[Any] = []
-    for name, module in thing.named_modules():
+    for name, module in part.named_modules():
         marks += [(name, id(module)), *_scalar_attributes(module)]
         tensors = [*module._parameters.items(), *module._buffers.items()]
         marks += [(name, key, id(x)) for key, x in tensors]
     return tuple(marks)
 
 
-def _scalar_attributes(thing: Any) -> list[tuple[str, Any]]:
-    attributes = getattr(thing, "__dict__", {})
+def _scalar_attributes(part: Any) -> list[tuple[str, Any]]:
+    attributes = getattr(part, "__dict__", {})
     return [(key, x) for key, x in attributes.items() if type(x) in _SCALAR_TYPES]
 
 

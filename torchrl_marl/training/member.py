@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.errors import CheckpointError
-from torchrl_marl.learners.rows import rows_of
+from torchrl_marl.learners.rows import make_member_view
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.checkpoint import all_checkpoints, save_checkpoint, set_aside_later
 from torchrl_marl.training.config import TrainConfig, with_settings
@@ -78,7 +78,7 @@ class MemberPolicy:
     """
 
     def __init__(self, learners: Sequence[Any], alone: Sequence[Any]) -> None:
-        self._views = [rows_of(many, one) for many, one in zip(learners, alone)]
+        self._views = [make_member_view(many, one) for many, one in zip(learners, alone)]
         self.policy = TeamPolicy(actor for one in alone for actor in one.actors.values())
 
     def read(self, member: int) -> TeamPolicy:

@@ -16,7 +16,7 @@ from torchrl.envs import EnvBase
 from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.learners.build import build_learners, build_population
 from torchrl_marl.learners.on_policy import OnPolicyLearner
-from torchrl_marl.learners.rows import rows_of
+from torchrl_marl.learners.rows import make_member_view
 from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.checkpoint import all_checkpoints
@@ -85,7 +85,7 @@ def learners_of_members(
         with RandomState(own.seed, device).active():
             alone = _build_single_learners(own, team, device)
         for learner, one in zip(learners, alone):
-            rows_of(learner, one).write(i)
+            make_member_view(learner, one).write(i)
     return learners
 
 
@@ -328,7 +328,7 @@ class Population:
         """Writes a checkpoint of each member."""
         with RandomState(0, self.device).active():
             alone = self.alone()
-        pairs = [rows_of(many, one) for many, one in zip(self.learners, alone)]
+        pairs = [make_member_view(many, one) for many, one in zip(self.learners, alone)]
         state = {k: value for k, value in state.items() if k not in ("trials", "callbacks")}
         for i, member in enumerate(self.members):
             if not member.idle:

@@ -13,7 +13,7 @@ import torch
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.errors import ConfigError, quoted
 from torchrl_marl.learners.adam import start_adam
-from torchrl_marl.learners.rows import rows_of
+from torchrl_marl.learners.rows import make_member_view
 from torchrl_marl.modules.players import tensors_of
 from torchrl_marl.runtime.applications import application
 from torchrl_marl.runtime.random_state import RandomState
@@ -307,7 +307,7 @@ def _load_members(training: Training, source: Source) -> Loaded:
             single_learners = training.results.alone(i)
         found = load_parts(single_learners, source, init)
         for many, one in zip(training.learners, single_learners):
-            rows_of(many, one).write(i)
+            make_member_view(many, one).write(i)
             for shared, single in zip(_optimizers(many), _optimizers(one)):
                 for p, q in zip(shared.parameters, single.parameters):
                     if shared.state.get(p) and single.state.get(q):

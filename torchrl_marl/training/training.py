@@ -15,7 +15,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.envs import EnvBase
 
-from torchrl_marl.capture.program import announced_to
+from torchrl_marl.capture.program import listen_to_slow_work
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.envs.libraries import LIBRARIES
 from torchrl_marl.envs.remember import hidden_sizes
@@ -301,7 +301,7 @@ class Training:
     def step(self) -> Iteration:
         """Runs one iteration: collects, learns, writes a row, and evaluates and saves if due."""
         began = time.perf_counter()
-        with announced_to(self.recorder.working):
+        with listen_to_slow_work(self.recorder.working):
             batch = self.collector.rollout()
             self._discard_lost_episodes(batch)
             for part in self.parts.values():

@@ -292,7 +292,7 @@ class AgentState(nn.Module):
     def update(self, parts: Sequence[Tensor], words: Tensor, number: int = 0) -> list[Tensor]:
         """Updates the parts of the state with a round's aggregated messages, ``[1, V]``."""
         x, hidden, place = parts
-        return [cast(Round, self.channel.rounds[number]).take_in(x, words), hidden, place]
+        return [cast(Round, self.channel.rounds[number]).update_features(x, words), hidden, place]
 
     def receive(
         self, parts: Sequence[Tensor], inbox: Tensor, heard: Tensor, number: int

@@ -380,10 +380,10 @@ def _outcomes_of_tasks(
 
 
 def _task_outcome(ray: Any, result: Any, config: TrainConfig) -> Path | Exception:
-    from torchrl_marl.collectors.ray import ActorFailure, answer_of
+    from torchrl_marl.collectors.ray import ActorFailure, get_answer
 
     try:
-        answer = answer_of(ray, result, ready=True, timeout=0.0)
+        answer = get_answer(ray, result, ready=True, timeout=0.0)
     except Exception as error:
         return error
     if isinstance(answer, ActorFailure):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.on_policy import OnPolicyLearner
-from torchrl_marl.learners.rows import rows_of
+from torchrl_marl.learners.rows import make_member_view
 from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.training.config import TrainConfig, member_of
 from torchrl_marl.training.evolution import Fitness
@@ -149,7 +149,7 @@ class Trials(Part):
         with RandomState(self.population.configs[i].seed, self.population.device).active():
             alone = self.population.alone(i)
         for k, (learner, one) in enumerate(zip(self.learners, alone)):
-            rows_of(learner, one).write(i)
+            make_member_view(learner, one).write(i)
             for state in learner.critic_states.values():
                 state.unflatten(1, (learner.n_members, -1))[:, i] = 0.0
             learner.diverged[i] = False
