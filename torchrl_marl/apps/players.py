@@ -19,7 +19,7 @@ from torchrl_marl.apps.pictures.drawing import check_matplotlib, new_figure, sav
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.games import Ratings, bradley_terry, nash_average
 from torchrl_marl.training.crossplay import partner_score
-from torchrl_marl.training.files import whole_file, writing
+from torchrl_marl.training.files import explain_write_errors, open_atomically
 from torchrl_marl.training.statistics import Estimate
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def write_table(
     Raises:
         WriteError: the disk is full, or the folder is read-only.
     """
-    with writing(folder):
+    with explain_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     head = ["player", "other", "games", "wins", "draws", "return_mean"]
     rows: list[list[Any]] = []
@@ -203,7 +203,7 @@ def write_table(
 
 
 def _write_csv(path: Path, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Path:
-    with whole_file(path, newline="") as file:
+    with open_atomically(path, newline="") as file:
         writer = csv.writer(file)
         writer.writerow(head)
         writer.writerows(rows)

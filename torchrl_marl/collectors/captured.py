@@ -186,11 +186,11 @@ class CapturedRollout:
         transforms = [(fingerprint(x), _tensor_versions(x)) for x in self._env_transforms()]
         changed = self._fingerprints is not None and transforms != self._fingerprints
         # Initial states may be outdated, for example if the goal or a transform has changed.
-        self.pool.keep_to(self.captured.structure())
+        self.pool.discard_if_other_structure(self.captured.structure())
         if changed or self.pool.is_outdated():
             self.pool.empty()
         if changed:
-            self.pool.forget_twin()
+            self.pool.discard_twin()
         self._fingerprints = transforms
         if self.pool.is_stale or not self._is_prepared:
             self.captured.read_assumed()
@@ -214,7 +214,7 @@ class CapturedRollout:
             )
             if policy_key != (fingerprint(policy), *self._transforms(), exploration):
                 raise CaptureError("the policy or a transform changes attributes when it is called")
-            outer.belong_to(program)
+            outer.record_paths(program)
             loop = self._make_loop(program, len(state), len(now))
             # Capturing finds the tensors that determine the path; they change the signature.
             key = (*policy_key, self.captured.signature())

@@ -25,7 +25,7 @@ from torchrl_marl.learners.team_checks import (
 from torchrl_marl.modules.exploration import Explore
 from torchrl_marl.objectives.parallel_q import ParallelQLoss
 from torchrl_marl.specs import GroupSpec
-from torchrl_marl.specs.joining import as_one
+from torchrl_marl.specs.joining import as_single_group
 
 __all__ = ["ParallelQLearner"]
 
@@ -89,7 +89,7 @@ class ParallelQLearner(EpochLearner):
         self.mixers = nn.ModuleDict()
         for name, group in self.block.joined.items():
             actor = self.builder.q_actor(group)
-            mixed = as_one(group) if config.mixes_team else group
+            mixed = as_single_group(group) if config.mixes_team else group
             mixer = self.builder.mixer(mixed)
             explore = Explore(group, epsilon=config.exploration.epsilon, device=device)
             self.actors.add(group, TensorDictSequential(actor, explore))

@@ -21,7 +21,7 @@ from torchrl_marl.learners.team_checks import (
 )
 from torchrl_marl.objectives.value_decomposition import ValueDecompositionLoss
 from torchrl_marl.specs import GroupSpec
-from torchrl_marl.specs.joining import as_one
+from torchrl_marl.specs.joining import as_single_group
 
 __all__ = ["ValueLearner"]
 
@@ -67,7 +67,7 @@ class ValueLearner(ReplayLearner):
     def build(self, group: GroupSpec) -> tuple[TensorDictModuleBase, ValueDecompositionLoss]:
         """Builds the actor and the loss of a group."""
         config, actor = self.config, self.builder.q_actor(group)
-        mixed = as_one(group) if config.mixes_team else group
+        mixed = as_single_group(group) if config.mixes_team else group
         loss = ValueDecompositionLoss(
             actor,
             self.builder.mixer(mixed),

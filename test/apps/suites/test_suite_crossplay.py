@@ -177,7 +177,9 @@ def test_failed_run_is_left_out_and_named(played):
 
 
 def test_messages_of_runs_are_prefixed_with_the_run(monkeypatch, capsys):
-    monkeypatch.setattr(evaluation, "where_they_differ", lambda *pair: "drawn actions earn more")
+    monkeypatch.setattr(
+        evaluation, "describe_action_difference", lambda *pair: "drawn actions earn more"
+    )
     given = ["suite", "mine.yaml", "algorithms=ippo", "seeds=2", "evaluation.both=true"]
     assert main([*given, "--jobs", "0"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -18,8 +18,8 @@ from torchrl_marl.settings.layers import flatten
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.crossplay import cross_play, seats_of
-from torchrl_marl.training.entrants import enter
-from torchrl_marl.training.evaluation import Episodes, kind_of, where_they_differ
+from torchrl_marl.training.entrants import load_players
+from torchrl_marl.training.evaluation import Episodes, describe_action_difference, kind_of
 from torchrl_marl.training.run import Run
 
 __all__ = ["comparison_text", "print_against", "print_evaluation"]
@@ -51,7 +51,7 @@ def print_evaluation(config: TrainConfig, parsed: argparse.Namespace) -> None:
         options["randomize"] = randomize
         played[kind] = run.play(parsed.episodes, **options)
     print(evaluation_text({kind_of(kind): one.figures() for kind, one in played.items()}))
-    if len(played) == 2 and (words := where_they_differ(played[True], played[False])):
+    if len(played) == 2 and (words := describe_action_difference(played[True], played[False])):
         print(f"  {words}.")
     kinds_drawn = ["gif"] * parsed.gif + ["mp4"] * parsed.mp4
     if kinds_drawn:
@@ -170,7 +170,7 @@ def print_against(config: TrainConfig, parsed: argparse.Namespace) -> None:
             "without an opponent."
         )
     names = [parsed.run, parsed.against]
-    env, players = enter(
+    env, players = load_players(
         names, min(parsed.episodes, 1000), device=parsed.device, trust=parsed.trust
     )
     seats = seats_of(TeamSpec.from_env(env))

@@ -28,7 +28,7 @@ from torchrl_marl.apps.console import (
     table,
 )
 from torchrl_marl.errors import ConfigError, UserError, nearest, quoted
-from torchrl_marl.runtime.import_path import leave_current_folder
+from torchrl_marl.runtime.import_path import remove_current_folder
 from torchrl_marl.runtime.trust import trusting
 from torchrl_marl.training.interruption import Terminated
 
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
-        leave_current_folder()
+        remove_current_folder()
     try:
         return _run_command(arguments)
     except UserError as error:
@@ -374,11 +374,13 @@ def _play_all_pairs(
     from torchrl_marl.apps.pictures.drawing import check_matplotlib
     from torchrl_marl.specs import TeamSpec
     from torchrl_marl.training.crossplay import cross_play, seats_of
-    from torchrl_marl.training.entrants import enter, same_players
+    from torchrl_marl.training.entrants import load_players, same_players
 
     check_matplotlib()
     games = parsed.episodes * len(names) ** 2
-    env, policies = enter(player_paths, min(games, 1000), device=parsed.device, trust=parsed.trust)
+    env, policies = load_players(
+        player_paths, min(games, 1000), device=parsed.device, trust=parsed.trust
+    )
     sides, first = seats_of(TeamSpec.from_env(env)), same_players(policies)
     label = dict(zip(player_paths, names))
     once = list(dict.fromkeys(first.values()))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torchrl_marl.errors import ConfigError, nearest, quoted
-from torchrl_marl.runtime.naming import fault_of
+from torchrl_marl.runtime.naming import invalid_name_reason
 
 if TYPE_CHECKING:
     from torchrl_marl.envs.agents.declaration import Declaration
@@ -127,7 +127,7 @@ class Declared:
             )
         kinds = {}
         for name, given in agents.items():
-            if (fault := fault_of(name, plain=True)) is not None:
+            if (fault := invalid_name_reason(name, plain=True)) is not None:
                 raise ConfigError(
                     f"a kind of agents is named {quoted(name)}, expected a word: {fault}."
                 )

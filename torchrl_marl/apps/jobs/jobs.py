@@ -139,10 +139,12 @@ class Jobs:
         interruption = Interruption()
         try:
             with interruption:
-                while working or (waiting and not interruption.asked):
-                    while waiting and len(working) < self.at_once and not interruption.asked:
+                while working or (waiting and not interruption.stop_requested):
+                    while (
+                        waiting and len(working) < self.at_once and not interruption.stop_requested
+                    ):
                         self._start_job(waiting.popleft(), working)
-                    if interruption.asked:
+                    if interruption.stop_requested:
                         for process in working.values():
                             process.stop()
                     for number in [n for n, one in working.items() if one.has_ended]:

@@ -44,7 +44,7 @@ from torchrl_marl.apps.reports.tables import (
     template,
 )
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.training.files import whole_file, writing
+from torchrl_marl.training.files import explain_write_errors, open_atomically
 from torchrl_marl.training.statistics import Estimate
 from torchrl_marl.version import __version__
 
@@ -232,7 +232,7 @@ def write_report(
     _check_folder(folder)
     _check_inputs(runs, folder, raw)
     found = make_report(runs, references)
-    with writing(folder):
+    with explain_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     _write(folder / _PAGE_FILE, page(found))  # first, since it identifies the folder as a report's
     _write(folder / "report.md", markdown(found, draw(found, folder)))
@@ -245,7 +245,7 @@ def write_report(
 
 
 def _write(path: Path, text: str) -> None:
-    with whole_file(path, at_once=True, newline="") as file:
+    with open_atomically(path, at_once=True, newline="") as file:
         file.write(text)
 
 

@@ -24,7 +24,7 @@ from torchrl_marl.apps.reports.aggregates import (
 from torchrl_marl.apps.reports.answers import format_range
 from torchrl_marl.apps.reports.results import Report
 from torchrl_marl.errors import MissingExtraError
-from torchrl_marl.training.files import whole_file
+from torchrl_marl.training.files import open_atomically
 from torchrl_marl.training.statistics import Estimate
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def draw(report: Report, folder: Path) -> list[str]:
         return []
     names = []
     for name, figure in _figures(report):
-        with whole_file(folder / name, "wb", at_once=True) as file:
+        with open_atomically(folder / name, "wb", at_once=True) as file:
             figure.savefig(file, dpi=130, format="png")
         names.append(name)
     return names

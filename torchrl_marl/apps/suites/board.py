@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from torchrl_marl.apps.console import align_columns, number
 from torchrl_marl.apps.suites.plan import Pace, Pair, SuiteRun, format_duration, seconds_left
-from torchrl_marl.training.files import frames_of, whole_file
+from torchrl_marl.training.files import frames_of, open_atomically
 
 __all__ = [
     "Board",
@@ -197,7 +197,7 @@ def write_results(
         WriteError: the disk is full, or the folder is read-only.
     """
     rows = {**before, **{one.run.place.as_posix(): _result_row(one) for one in results}}
-    with whole_file(out / "results.csv", newline="") as file:
+    with open_atomically(out / "results.csv", newline="") as file:
         writer = csv.DictWriter(file, _COLUMNS, extrasaction="ignore")
         writer.writeheader()
         writer.writerows(rows.values())

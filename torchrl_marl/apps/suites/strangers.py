@@ -22,9 +22,9 @@ from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.checkpoint import load_latest
 from torchrl_marl.training.config import last_stage
 from torchrl_marl.training.crossplay import PartnerScore, cross_play, partner_score, seats_of
-from torchrl_marl.training.entrants import enter
+from torchrl_marl.training.entrants import load_players
 from torchrl_marl.training.evaluation import kind_of
-from torchrl_marl.training.files import json_text, whole_file
+from torchrl_marl.training.files import json_text, open_atomically
 
 __all__ = ["play_other_seeds"]
 
@@ -150,7 +150,7 @@ def _load_or_play(results: Sequence[Result], folder: Path, trust: bool) -> torch
         return torch.tensor(rows, dtype=torch.float64)
     table = _play_seeds(results, trust)
     write_table(folder, [f"seed{seed}" for seed in asked["seeds"]], table, None)
-    with whole_file(record) as file:
+    with open_atomically(record) as file:
         values = {key: table[key].tolist() for key in ("returns", "error")}
         file.write(json_text({**asked, **values}))
     return table["returns"]
@@ -161,7 +161,7 @@ def _play_seeds(results: Sequence[Result], trust: bool) -> TensorDict:
     threads, episodes = torch.get_num_threads(), _episodes(results)
     torch.set_num_threads(config.threads or threads)
     try:
-        env, players = enter(names, min(episodes * len(names) ** 2, _MAX_ENVS), trust=trust)
+        env, players = load_players(names, min(episodes * len(names) ** 2, _MAX_ENVS), trust=trust)
         _check_seats(env, results[0])
         everybody = list(players.values())
         kind = config.evaluation.deterministic
@@ -195,7 +195,7 @@ def _read_record(record: Path) -> dict[str, Any]:
 def _write_rows(path: Path, rows: Sequence[Sequence[Any]]) -> None:
     ends = ("", "_low", "_high")
     scores = [f"{name}{end}" for name in ("self_play", "cross_play") for end in ends]
-    with whole_file(path, newline="") as file:
+    with open_atomically(path, newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["task", "algorithm", "seeds", "episodes", *scores])
         writer.writerows(rows)
