@@ -32,8 +32,8 @@ from torchrl_marl.settings import (
     unread,
 )
 from torchrl_marl.training.config import TrainConfig
-from torchrl_marl.training.files import whole_file
-from torchrl_marl.training.origin import check_origin, named_by, signed_yaml
+from torchrl_marl.training.files import open_atomically
+from torchrl_marl.training.origin import check_origin, external_references, signed_yaml
 
 __all__ = [
     "DEFAULT_RECIPE",
@@ -99,7 +99,7 @@ def load_config(
     if isinstance(recipe, (str, Path)) and _is_complete(recipe):
         # The settings file of a run, possibly of another user's run.
         given = flatten(_normalize(overrides))
-        check_origin(Path(recipe), config, given=given, own_env=own_env)
+        check_origin(Path(recipe), config, overridden=given, own_env=own_env)
     try:
         validate(config, own_env=own_env)
     except ConfigError:
@@ -171,11 +171,11 @@ def _stage_settings(name: str, given: Any) -> dict[str, Any]:
 
 def _refuse_new_code(config: TrainConfig, stage: TrainConfig) -> None:
     """Refuses external code and addresses that the run itself does not name."""
-    known = {one.parts for one in named_by(config)}
-    for one in named_by(stage):
+    known = {one.parts for one in external_references(config)}
+    for one in external_references(stage):
         if one.parts not in known:
             raise ConfigError(
-                f"it would {one.deed} ({one.key}), which the settings outside of stages do not "
+                f"it would {one.effect} ({one.key}), which the settings outside of stages do not "
                 "name; name it there."
             )
 
@@ -317,7 +317,7 @@ def _remove_settings(settings: dict[str, Any], keys: Iterable[str]) -> dict[str,
 
 def save_config(config: TrainConfig, path: str | Path) -> None:
     """Writes every setting to a YAML file with comments, for :func:`load_config`."""
-    with whole_file(Path(path)) as file:
+    with open_atomically(Path(path)) as file:
         file.write(signed_yaml(config))
 
 

@@ -24,7 +24,7 @@ from torchrl_marl.recipes import (
     stages_of,
     validate,
 )
-from torchrl_marl.runtime.applications import application
+from torchrl_marl.runtime.applications import import_application
 from torchrl_marl.runtime.torchrun import place
 from torchrl_marl.runtime.trust import refuse_links, trusting
 from torchrl_marl.settings import flatten, normalized, unfold
@@ -144,7 +144,7 @@ def resume(
     given = flatten(normalized(TrainConfig, unfold(overrides)))
     with trusting(trust):
         file = Path(folder) / "config.yaml"
-        check_origin(file, config, given=given, own_env=env is not None)
+        check_origin(file, config, overridden=given, own_env=env is not None)
     if differences(before, config):  # with an edited file, overrides may restore the run's settings
         _check_unchanged_settings(Path(folder), before, config)
     if config != before:
@@ -288,7 +288,7 @@ def draw(folder: Path) -> None:
     if here is not None and here.rank:
         return
     if importlib.util.find_spec("matplotlib") is not None:
-        learning_curve = application("plotting").learning_curve
+        learning_curve = import_application("plotting").learning_curve
         try:
             learning_curve([folder], path=folder / "learning_curve.png")
         except (CheckpointError, MissingExtraError, WriteError) as error:

@@ -8,7 +8,7 @@ from meadow import Meadow
 from plotted import make_groups_run, make_run
 
 from torchrl_marl.apps.plotting import learning_curve
-from torchrl_marl.apps.reports.curves import environment_name, experiments, read_run
+from torchrl_marl.apps.reports.curves import environment_name, group_by_experiment, read_run
 from torchrl_marl.runs import train
 
 pytest.importorskip("matplotlib")
@@ -23,7 +23,7 @@ class TestNames:
     """Names of different runs are short, and as long as needed to be unique."""
 
     def names(self, *runs):
-        return [name for name, _ in experiments([read_run(run) for run in runs])]
+        return [name for name, _ in group_by_experiment([read_run(run) for run in runs])]
 
     def test_names_use_the_last_part_of_settings(self, tmp_path):
         runs = [
@@ -87,7 +87,7 @@ class TestNames:
             settings = {**run.settings, "env.library": "worlds.py:Reach"}
             other = dataclasses.replace(run, recipe=recipe, settings=settings)
             assert environment_name(other) == "Reach"
-            assert [name for name, _ in experiments([other])] == ["Reach"]
+            assert [name for name, _ in group_by_experiment([other])] == ["Reach"]
 
     def test_custom_environment_uses_its_class_name(self, tmp_path):
         env = Meadow(8, max_steps=4)

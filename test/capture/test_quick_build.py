@@ -40,9 +40,9 @@ def commands(monkeypatch, tmp_path):
     monkeypatch.setattr(cpp_builder, "_run_compile_cmd", refuse)
     monkeypatch.setattr(VecISA, "_probe_load", refuse)
     monkeypatch.setattr(build, "_run", lambda command: (found.append(command), run(command)))
-    build.forget_vectors()
+    build.reset_vector_choice()
     yield found
-    build.forget_vectors()
+    build.reset_vector_choice()
 
 
 def step(x, y):

@@ -27,7 +27,7 @@ class Scripted:
         next_actor = self.order.pop(0)
         return next(call for call in calls if self.calls[call][0] == next_actor)
 
-    def take_of(self, a, call, journal):
+    def take_from_actor(self, a, call, journal):
         actor, entry = self.calls.pop(call)
         assert actor == a and journal.entries[0] is entry
         self.journals.append(journal)
@@ -83,7 +83,7 @@ def test_shards_resume_from_their_last_fragments():
     for _ in range(3):
         rollout(collector, policy)
     journals = collector.placement.journals
-    assert [j.keeps for j in journals] == [False, False, True, True, True, True]
+    assert [j.keep_records for j in journals] == [False, False, True, True, True, True]
     assert [own["fragment"] for own in journals[3].snapshots] == [3, 2]
     state = collector.state_dict()
     other, policy = collector_of([1, 0])

@@ -14,7 +14,7 @@ from torchrl_marl.envs.remember import hidden_sizes
 from torchrl_marl.envs.toy import Arena
 from torchrl_marl.errors import ConfigError, SpecError
 from torchrl_marl.learners import OnPolicyConfig, build_learners
-from torchrl_marl.learners.windows import windows_of
+from torchrl_marl.learners.windows import cut_windows
 from torchrl_marl.modules import (
     CommunicationConfig,
     DrawnCommunicationConfig,
@@ -80,7 +80,7 @@ def test_first_importance_ratio_is_one(name, memory):
     learner.add_advantage(data)
     [loss] = learner.losses.values()
     frames = data.select(*loss.minibatch_keys, strict=False).reshape(-1)
-    terms = loss(windows_of(data, loss.minibatch_keys, 5) if memory != "none" else frames)
+    terms = loss(cut_windows(data, loss.minibatch_keys, 5) if memory != "none" else frames)
     assert terms["max_ratio"] == pytest.approx(1.0, abs=1e-6)
     assert terms["mean_ratio"] == pytest.approx(1.0, abs=1e-6)
 

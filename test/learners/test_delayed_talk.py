@@ -13,7 +13,7 @@ from torchrl_marl.envs import with_memory
 from torchrl_marl.envs.toy import Arena
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners import OffPolicyConfig, OnPolicyConfig, ValueConfig, build_learners
-from torchrl_marl.learners.windows import windows_of
+from torchrl_marl.learners.windows import cut_windows
 from torchrl_marl.modules import (
     CommunicationConfig,
     DrawnCommunicationConfig,
@@ -61,11 +61,11 @@ def test_first_importance_ratio_is_one(talk, memory):
     batch = learner.block.gather(collector.rollout())
     assert batch["agents", "is_init"].any() and not batch["agents", "mask"].all()
     learner.add_advantage(batch)
-    terms = loss(windows_of(batch, loss.minibatch_keys, 5))
+    terms = loss(cut_windows(batch, loss.minibatch_keys, 5))
     assert terms["max_ratio"] == pytest.approx(1.0, abs=1e-6)
     state = batch["agents", "hidden"]
     batch["agents", "hidden"] = state.roll(1, 1)
-    late = loss(windows_of(batch, loss.minibatch_keys, 5))
+    late = loss(cut_windows(batch, loss.minibatch_keys, 5))
     assert late["max_ratio"] > 1.001
 
 

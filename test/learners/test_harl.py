@@ -225,7 +225,7 @@ def test_computing_only_updated_agents_matches_computing_all(case, monkeypatch):
     one = trained(make_env(), **settings)
     n_agents, *others = agents_computed(one[0], make_env())
     assert set(others) == {len(one[0].groups)} and n_agents > len(one[0].groups)
-    monkeypatch.setattr(off_policy, "only_agents", lambda *arguments: contextlib.nullcontext())
+    monkeypatch.setattr(off_policy, "run_only_agents", lambda *arguments: contextlib.nullcontext())
     other = trained(make_env(), **settings)
     assert set(agents_computed(other[0], make_env())) == {n_agents}
     assert_equal(one, other, **ALIKE)

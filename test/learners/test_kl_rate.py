@@ -101,7 +101,7 @@ def test_group_without_living_agents_keeps_its_rate():
     # Only the second and third minibatch have living agents: their mean is 0.005.
     for kl, ratio in ((0.0, 0.0), (0.004, 1.0), (0.006, 1.1)):
         metrics = {("a", "kl_approx"): torch.tensor(kl), ("a", "mean_ratio"): torch.tensor(ratio)}
-        rows.append(stop.watched(metrics))
+        rows.append(stop.kl_of_update(metrics))
     stop.check(torch.stack(rows[:1]))
     assert rate.values.item() == 0.004
     stop.check(torch.stack(rows))

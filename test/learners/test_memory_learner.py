@@ -16,7 +16,7 @@ from torchrl_marl.envs.toy import Arena, Nim
 from torchrl_marl.errors import ConfigError, SpecError
 from torchrl_marl.learners import OnPolicyConfig, build_learners
 from torchrl_marl.learners.off_policy_config import AnyTeamMixerConfig, ParallelQConfig
-from torchrl_marl.learners.windows import windows_of
+from torchrl_marl.learners.windows import cut_windows
 from torchrl_marl.modules import (
     MemoryConfig,
     QNetworkConfig,
@@ -79,7 +79,7 @@ def test_recomputed_log_probabilities_match_those_of_acting(actor, critic):
     data = learner.block.gather(batch)
     learner.add_advantage(data)
     [loss] = learner.losses.values()
-    windows = windows_of(data, loss.minibatch_keys, 5)
+    windows = cut_windows(data, loss.minibatch_keys, 5)
     terms = loss(windows)
     assert terms["max_ratio"] == pytest.approx(1.0, abs=1e-6)
     assert terms["mean_ratio"] == pytest.approx(1.0, abs=1e-6)
@@ -112,9 +112,9 @@ def test_late_reset_changes_the_ratio():
     with torch.no_grad():  # an untrained head hardly depends on its state
         for parameter in loss.actor_network.parameters():
             parameter.mul_(3)
-    late = loss.log_ratio(windows_of(data, loss.minibatch_keys, 20))
+    late = loss.log_ratio(cut_windows(data, loss.minibatch_keys, 20))
     data["agents", "is_init"] = init
-    right = loss.log_ratio(windows_of(data, loss.minibatch_keys, 20))
+    right = loss.log_ratio(cut_windows(data, loss.minibatch_keys, 20))
     assert (late - right).abs().max() > 1e-3
 
 
@@ -173,7 +173,7 @@ def test_burn_in_with_unchanged_networks_has_no_effect(critic):
     data = learner.block.gather(collector.rollout())
     learner.add_advantage(data)
     [loss] = learner.losses.values()
-    windows = windows_of(data, loss.minibatch_keys, 5)
+    windows = cut_windows(data, loss.minibatch_keys, 5)
     spent = learner._warmed_up(windows)
     assert spent["agents", "action"].shape[:2] == (16, 3)
     later = TensorDict({}, [16])

@@ -14,7 +14,7 @@ from torchrl_marl.envs.toy import Arena, Nim
 from torchrl_marl.errors import ConfigError, SpecError
 from torchrl_marl.learners import OffPolicyConfig, ValueConfig, build_learners
 from torchrl_marl.learners.off_policy_config import ReplayConfig
-from torchrl_marl.learners.windows import warmed_up
+from torchrl_marl.learners.windows import drop_burn_in
 from torchrl_marl.modules import MemoryConfig, QNetworkConfig, RecurrentNetworkConfig
 from torchrl_marl.settings import check
 
@@ -192,7 +192,7 @@ def test_burn_in_with_unchanged_networks_has_no_effect(algorithm):
     [loss] = learner.losses.values()
     replay, recall = learner.replay, [loss.recall]
     rows = replay.rows(1, 50, L)[0]
-    spent = warmed_up(replay.windows(rows, L), 2, recall)
+    spent = drop_burn_in(replay.windows(rows, L), 2, recall)
     assert spent.batch_size == (50, L - 2)
     later = replay.windows((rows + 2 * 4) % replay.capacity, L - 2)
     torch.manual_seed(1)
@@ -209,7 +209,7 @@ def test_burn_in_updates_states_of_network_and_target_separately():
     with torch.no_grad():
         for parameter in loss.qvalue_network.parameters():
             parameter.mul_(2.0)
-    spent = warmed_up(windows, 2, [loss.recall])
+    spent = drop_burn_in(windows, 2, [loss.recall])
     own, target = spent["agents", "hidden"], spent["agents", "target_hidden"]
     assert not own.requires_grad and (own - target).abs().max() > 1e-2
     begins = windows["index"].flatten()
@@ -219,7 +219,7 @@ def test_burn_in_updates_states_of_network_and_target_separately():
     # The burn-in steps have no effect on the loss.
     torch.manual_seed(0)
     windows["next", "agents", "team", "reward"][:, :2] += 100.0
-    again = warmed_up(windows, 2, [loss.recall])
+    again = drop_burn_in(windows, 2, [loss.recall])
     assert torch.equal(loss.value_loss(spent)[0], loss.value_loss(again)[0])
 
 

@@ -16,7 +16,7 @@ from torchrl_marl.learners.block import Block
 from torchrl_marl.learners.members import learner_of_members
 from torchrl_marl.learners.off_policy import OffPolicyLearner
 from torchrl_marl.learners.off_policy_config import ReplayConfig
-from torchrl_marl.learners.rows import rows_of
+from torchrl_marl.learners.rows import make_member_view
 from torchrl_marl.modules import CriticConfig, RecurrentNetworkConfig
 from torchrl_marl.objectives.own_actions import ValuesOfChoices, ValuesOfMovedActions
 from torchrl_marl.specs.joining import of_members
@@ -68,14 +68,14 @@ def assert_as_alone(env, config, settings, execution="eager", batches=3, rtol=0.
     many, collector = population(env, config, settings, execution=execution)
     ones = [alone(env, config, settings, i) for i in range(MEMBERS)]
     for i, one in enumerate(ones):
-        rows_of(many, one).write(i)
+        make_member_view(many, one).write(i)
     for n in range(batches):
         batch = collector.next()
         for i, learner in enumerate((many, *ones)):
             torch.manual_seed(n)
             learner.learn((batch[(i - 1) * ENVS : i * ENVS] if i else batch).clone())
     for i, one in enumerate(ones):
-        taken = rows_of(many, alone(env, config, settings, i)).read(i)
+        taken = make_member_view(many, alone(env, config, settings, i)).read(i)
         for x, y in zip(numbers_of(taken), numbers_of(one), strict=True):
             torch.testing.assert_close(x, y, rtol=rtol, atol=1e-6)
 
@@ -199,7 +199,7 @@ def test_diverged_member_is_frozen_without_effect_on_others(algorithm):
             batch["next", "agents", "reward"][ENVS : 2 * ENVS] = torch.nan
         for _ in range(2):
             many.learn(batch.clone())
-        own = [rows_of(many, alone(world(), config, {}, 0)).read(i) for i in (0, 2)]
+        own = [make_member_view(many, alone(world(), config, {}, 0)).read(i) for i in (0, 2)]
         found[diverged] = many, [numbers_of(one) for one in own]
     for well, ill in zip(found[False][1], found[True][1]):
         for x, y in zip(well, ill, strict=True):

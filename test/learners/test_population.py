@@ -20,7 +20,7 @@ from torchrl_marl.learners.algorithms import ALGORITHMS
 from torchrl_marl.learners.capabilities import varying_of
 from torchrl_marl.learners.members import learner_of_members
 from torchrl_marl.learners.off_policy_config import ParallelQConfig
-from torchrl_marl.learners.rows import rows_of
+from torchrl_marl.learners.rows import make_member_view
 from torchrl_marl.modules import (
     CommunicationConfig,
     CriticConfig,
@@ -95,7 +95,7 @@ def assert_as_alone(env, config, settings, execution="eager", batches=3):
     many, collector = population(env, config, settings, execution)
     ones = [alone(env, config, settings, i) for i in range(MEMBERS)]
     for i, one in enumerate(ones):
-        rows_of(many, one).write(i)
+        make_member_view(many, one).write(i)
     for n in range(batches):
         batch = collector.rollout()
         torch.manual_seed(n)
@@ -106,7 +106,7 @@ def assert_as_alone(env, config, settings, execution="eager", batches=3):
                 torch.testing.assert_close(metrics[key][i], value, rtol=1e-3, atol=2e-5)
         collector.finish(batch)
     for i, one in enumerate(ones):
-        taken = rows_of(many, alone(env, config, settings, i)).read(i)
+        taken = make_member_view(many, alone(env, config, settings, i)).read(i)
         for x, y in zip(numbers_of(taken), numbers_of(one), strict=True):
             torch.testing.assert_close(x, y, rtol=0, atol=1e-6)
     return many
@@ -262,7 +262,10 @@ def test_diverged_member_is_frozen_without_effect_on_others(where, execution):
             many.learn(batch.clone())
         found[diverged] = (
             many,
-            [numbers_of(rows_of(many, alone(world(), config, {}, 0)).read(i)) for i in (0, 2)],
+            [
+                numbers_of(make_member_view(many, alone(world(), config, {}, 0)).read(i))
+                for i in (0, 2)
+            ],
         )
     for well, ill in zip(found[False][1], found[True][1]):
         for x, y in zip(well, ill, strict=True):
@@ -276,7 +279,7 @@ def test_diverged_member_is_frozen_without_effect_on_others(where, execution):
 
 
 def networks_of(many, member):
-    taken = rows_of(many, alone(world(), CONFIG, {}, 0)).read(member)
+    taken = make_member_view(many, alone(world(), CONFIG, {}, 0)).read(member)
     return [p.detach().clone() for p in taken.parameters()]
 
 
@@ -353,12 +356,14 @@ def test_copied_members_equal_their_parents():
         many.learn(batch)
     many.diverged[0] = True
     one = alone(world(), MEMORY, {}, 0)
-    before = [numbers_of(rows_of(many, one).read(i)) for i in range(MEMBERS)]
+    before = [numbers_of(make_member_view(many, one).read(i)) for i in range(MEMBERS)]
     states = many.critic_states["agents"].unflatten(1, (MEMBERS, -1)).clone()
     parent = torch.tensor([2, 1, 2])
     many.copy_members(parent)
     for i, source in enumerate(parent.tolist()):
-        for x, y in zip(numbers_of(rows_of(many, one).read(i)), before[source], strict=True):
+        for x, y in zip(
+            numbers_of(make_member_view(many, one).read(i)), before[source], strict=True
+        ):
             assert torch.equal(x, y)
     assert torch.equal(many.critic_states["agents"].unflatten(1, (MEMBERS, -1)), states[:, parent])
     assert not many.diverged.any() and many.settings["lr"].tolist() == pytest.approx(settings["lr"])

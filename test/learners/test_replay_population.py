@@ -13,7 +13,7 @@ from torchrl_marl.envs.toy import Arena
 from torchrl_marl.errors import ConfigError, NonFiniteError
 from torchrl_marl.learners.members import learner_of_members
 from torchrl_marl.learners.off_policy_config import ReplayConfig, TeamMixerConfig, ValueConfig
-from torchrl_marl.learners.rows import rows_of
+from torchrl_marl.learners.rows import make_member_view
 from torchrl_marl.learners.value_learner import ValueLearner
 from torchrl_marl.modules import MemoryConfig
 from torchrl_marl.modules.config import QNetworkConfig
@@ -81,7 +81,7 @@ def assert_as_alone(env, config, settings, execution="eager", batches=4):
     many, collector = population(env, config, settings, execution=execution)
     ones = [alone(env, config, settings, i) for i in range(MEMBERS)]
     for i, one in enumerate(ones):
-        rows_of(many, one).write(i)
+        make_member_view(many, one).write(i)
     for n in range(batches):
         for learner in (many, *ones):
             learner.set_progress(0.05 * n)
@@ -97,7 +97,7 @@ def assert_as_alone(env, config, settings, execution="eager", batches=4):
                 torch.testing.assert_close(metrics[key][i], value, rtol=1e-3, atol=2e-5)
         collector.finish(batch)
     for i, one in enumerate(ones):
-        taken = rows_of(many, alone(env, config, settings, i)).read(i)
+        taken = make_member_view(many, alone(env, config, settings, i)).read(i)
         for x, y in zip(numbers_of(taken), numbers_of(one), strict=True):
             torch.testing.assert_close(x, y, rtol=0, atol=1e-6)
     return many
@@ -141,7 +141,7 @@ def test_members_with_image_states_match_single_learners():
     env = PicturedArena(MEMBERS * ENVS, n_agents=2, years=2, lives=2, seed=0)
     config = dataclasses.replace(CONFIG, central_input="state", n_step=2)
     many = assert_as_alone(env, config, DIFFERENT, batches=2)
-    taken = rows_of(many, alone(env, config, {}, 0)).read(1)
+    taken = make_member_view(many, alone(env, config, {}, 0)).read(1)
     assert taken.replay.ring.store["state"].shape[2:] == (6, 6, 3)
 
 
@@ -166,7 +166,7 @@ def test_diverged_member_is_frozen_without_effect_on_others(where, execution):
             place[where][ENVS : 2 * ENVS] = torch.nan
         for _ in range(2):
             many.learn(batch.clone())
-        own = [rows_of(many, alone(world(), config, {}, 0)).read(i) for i in (0, 2)]
+        own = [make_member_view(many, alone(world(), config, {}, 0)).read(i) for i in (0, 2)]
         found[diverged] = many, [numbers_of(one) for one in own]
     for well, ill in zip(found[False][1], found[True][1]):
         for x, y in zip(well, ill, strict=True):
@@ -226,11 +226,11 @@ def test_copied_members_equal_their_parents_except_replay():
     many.diverged[0] = True
     n_stored = len(many.replay.tensors)
     one = alone(world(), CONFIG, {}, 0)
-    before = [numbers_of(rows_of(many, one).read(i)) for i in range(MEMBERS)]
+    before = [numbers_of(make_member_view(many, one).read(i)) for i in range(MEMBERS)]
     parent = torch.tensor([2, 1, 2])
     many.copy_members(parent)
     for i, source in enumerate(parent.tolist()):
-        now = numbers_of(rows_of(many, one).read(i))
+        now = numbers_of(make_member_view(many, one).read(i))
         for x, y in zip(now[:-n_stored], before[source][:-n_stored], strict=True):
             assert torch.equal(x, y)
         for x, y in zip(now[-n_stored:], before[i][-n_stored:], strict=True):
@@ -254,7 +254,7 @@ def test_members_with_shared_replay_learn_from_all_steps():
     many, collector = population(world(), plain, settings, share_replay=True)
     ones = [alone(world(), every, settings, i) for i in range(MEMBERS)]
     for i, one in enumerate(ones):
-        rows_of(many, one).write(i)
+        make_member_view(many, one).write(i)
     for n in range(2):
         batch = collector.next()
         for learner in (many, *ones):

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from torchrl_marl.capture import capture
 from torchrl_marl.modules import stack
-from torchrl_marl.modules.stacks.module_stack import only_agents
+from torchrl_marl.modules.stacks.module_stack import run_only_agents
 
 CHOICES = [[0], [2], [3, 1], [0, 1, 2, 3]]
 KINDS = {**MEMBERS, "gated": Gated, "cell": lambda: nn.GRUCell(IN, 4)}
@@ -36,7 +36,7 @@ def run(stacked, inputs):
 def test_chosen_agents_are_unchanged_and_others_give_zero(kind, executor, choice):
     stacked, inputs = stack([KINDS[kind]() for _ in range(4)], executor=executor), inputs_of(kind)
     wanted, gradients = run(stacked, inputs)
-    with only_agents(stacked, torch.tensor(choice)):
+    with run_only_agents(stacked, torch.tensor(choice)):
         found, own = run(stacked, inputs)
     rest = [i for i in range(4) if i not in choice]
     for x, y in zip(wanted, found, strict=True):
@@ -56,7 +56,7 @@ def test_agents_of_different_widths(choice):
     ]
     stacked, inputs = stack(agents, pad=True), inputs_of("perceptron")
     wanted, gradients = run(stacked, inputs)
-    with only_agents(stacked, torch.tensor(choice)):
+    with run_only_agents(stacked, torch.tensor(choice)):
         found, own = run(stacked, inputs)
     torch.testing.assert_close(found[0][:, choice], wanted[0][:, choice])
     for x, y in zip(gradients, own, strict=True):
@@ -76,7 +76,7 @@ def test_agents_of_different_widths(choice):
 def test_stacks_without_subset_support_run_all_agents(stacked):
     [x] = inputs_of("perceptron", 3)
     expected = copy.deepcopy(stacked)(x)
-    with only_agents(stacked, torch.tensor([1])):
+    with run_only_agents(stacked, torch.tensor([1])):
         assert torch.equal(stacked(x), expected)
 
 
@@ -84,7 +84,7 @@ def test_one_captured_graph_runs_any_subset():
     stacked, [x] = stack([perceptron() for _ in range(4)]), inputs_of("perceptron")
 
     def forward(chosen, x, *parameters):
-        with only_agents(stacked, chosen):
+        with run_only_agents(stacked, chosen):
             return stacked(x)
 
     leaves = [torch.tensor([0]), x, *stacked.parameters()]
@@ -97,6 +97,6 @@ def test_one_captured_graph_runs_any_subset():
 
 def test_error_resets_the_choice():
     stacked = stack([perceptron() for _ in range(3)])
-    with pytest.raises(ValueError, match="3 agents"), only_agents(stacked, torch.tensor([1])):
+    with pytest.raises(ValueError, match="3 agents"), run_only_agents(stacked, torch.tensor([1])):
         stacked(torch.zeros(BATCH, 2, IN))
     assert stacked(torch.ones(BATCH, 3, IN)).all(0).any(-1).all()

@@ -16,7 +16,7 @@ from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.learners.block import Block
 from torchrl_marl.modules import NetworkConfig, make_actor
 from torchrl_marl.objectives import TeamGAE, TeamVTrace
-from torchrl_marl.objectives.flags import alive_in, bootstraps_in
+from torchrl_marl.objectives.flags import alive_mask_of, bootstrap_mask_of
 from torchrl_marl.specs.joining import unfold
 
 GAMMA, LMBDA = 0.9, 0.8
@@ -221,9 +221,9 @@ def test_alive_and_bootstrap_flags_continue_across_batches(layout):
     """Agents that acted in the last batch count as born; others only once they act."""
     played = Played(layout, 2)
     plain, group = played.plain, played.group
-    alive = torch.cat([alive_in(group, data) for data in played.parts], 1)
+    alive = torch.cat([alive_mask_of(group, data) for data in played.parts], 1)
     assert torch.equal(alive, torch.tensor(plain.alive))
-    follows = torch.cat([bootstraps_in(group, data) for data in played.parts], 1)
+    follows = torch.cat([bootstrap_mask_of(group, data) for data in played.parts], 1)
     assert torch.equal(follows, played.everywhere(plain.next_step_is_readable))
 
 
@@ -233,8 +233,8 @@ def test_population_members_have_separate_flags():
     [group], found = block.joined.values(), []
     for part in played.batch.split(list(PARTS), 1):
         data = block.gather(part)
-        found.append(unfold(alive_in(group, data), 2, 2))
-        follows = unfold(bootstraps_in(group, data), 2, 2)
+        found.append(unfold(alive_mask_of(group, data), 2, 2))
+        follows = unfold(bootstrap_mask_of(group, data), 2, 2)
     assert torch.equal(torch.cat(found, 1), torch.tensor(played.plain.alive))
     assert torch.equal(
         follows, played.everywhere(played.plain.next_step_is_readable)[:, -PARTS[-1] :]
@@ -253,8 +253,8 @@ def test_values_of_unborn_and_dead_agents_have_no_effect(bootstrap, value, respa
             for i, data in enumerate(played.parts):
                 hidden = [
                     (group.observation_key, data[group.mask_key]),
-                    (("next", *group.observation_key), bootstraps_in(group, data)),
-                    (("next", *group.reward_key), alive_in(group, data)),
+                    (("next", *group.observation_key), bootstrap_mask_of(group, data)),
+                    (("next", *group.reward_key), alive_mask_of(group, data)),
                 ]
                 for key, mask in hidden:
                     data = poisoned(data, key, mask, value)

@@ -12,10 +12,10 @@ from runs import small_config
 import torchrl_marl
 from torchrl_marl.errors import TrustError
 from torchrl_marl.runtime.import_path import (
+    check_not_in_current_folder,
     child_path,
     current_folder,
-    leave_current_folder,
-    refuse_current,
+    remove_current_folder,
 )
 from torchrl_marl.runtime.trust import trusting
 from torchrl_marl.training import background_compile, iterate
@@ -192,17 +192,17 @@ def test_installed_packages_are_accepted_as_libraries(tmp_path, monkeypatch):
     """Also where the current folder is a checkout that is installed."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "isaac_of_mine.py").write_text("")
-    refuse_current("isaac_of_mine")  # it is not on the path
+    check_not_in_current_folder("isaac_of_mine")  # it is not on the path
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(TrustError, match="isaac_of_mine.*rename it"):
-        refuse_current("isaac_of_mine")
+        check_not_in_current_folder("isaac_of_mine")
     with trusting():
-        refuse_current("isaac_of_mine")
+        check_not_in_current_folder("isaac_of_mine")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    refuse_current("isaac_of_mine")
+    check_not_in_current_folder("isaac_of_mine")
     monkeypatch.setenv("PYTHONPATH", "")
     monkeypatch.setattr(sys, "path", [*sys.path[1:], str(tmp_path)])  # as a .pth file has it
-    refuse_current("isaac_of_mine")
+    check_not_in_current_folder("isaac_of_mine")
     assert child_path() == sys.path
 
 
@@ -219,7 +219,7 @@ def test_current_folder_is_last_in_path_of_child_processes(tmp_path, monkeypatch
     assert child_path() == sys.path
     monkeypatch.setenv("PYTHONPATH", ":/other")
     monkeypatch.setattr(sys, "path", ["/bin", str(tmp_path), "/other", *rest])
-    leave_current_folder()
+    remove_current_folder()
     assert sys.path == ["/bin", "/other", *rest]
 
 

@@ -15,7 +15,7 @@ from torchrl_marl.apps.external.declaration import Declared
 from torchrl_marl.envs.toy import Arena
 from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.modules import NetworkConfig, make_actor
-from torchrl_marl.runtime.naming import fault_of, file_name, path_within
+from torchrl_marl.runtime.naming import file_name, invalid_name_reason, path_within
 from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.pool import Pool, stored_players
 
@@ -39,23 +39,23 @@ HARMLESS = [
 class TestFaults:
     @pytest.mark.parametrize("name", LEADING_OUT)
     def test_names_that_lead_out_of_a_folder_are_faulty(self, name):
-        assert fault_of(name) == "it leads out of its folder"
+        assert invalid_name_reason(name) == "it leads out of its folder"
 
     @pytest.mark.parametrize("name", UNSEEN)
     def test_names_with_control_characters_are_faulty(self, name):
-        assert fault_of(name) == "it has control characters or ends of lines"
+        assert invalid_name_reason(name) == "it has control characters or ends of lines"
 
     @pytest.mark.parametrize("name", HARMLESS)
     def test_usual_agent_names_are_accepted(self, name):
-        assert fault_of(name) is None
+        assert invalid_name_reason(name) is None
 
     def test_empty_long_and_non_text_names_are_faulty(self):
-        assert fault_of("") == fault_of(" ") == "it is empty"
-        assert fault_of(3) == "it is int, expected a text"
-        assert fault_of("a" * 201) == "it has 201 characters, expected 200 at most"
-        assert fault_of("red/0", plain=True) == "it has a slash"
-        assert fault_of("red\\0", plain=True) == "it has a slash"
-        assert fault_of(".x", plain=True) == "it begins with a dot"
+        assert invalid_name_reason("") == invalid_name_reason(" ") == "it is empty"
+        assert invalid_name_reason(3) == "it is int, expected a text"
+        assert invalid_name_reason("a" * 201) == "it has 201 characters, expected 200 at most"
+        assert invalid_name_reason("red/0", plain=True) == "it has a slash"
+        assert invalid_name_reason("red\\0", plain=True) == "it has a slash"
+        assert invalid_name_reason(".x", plain=True) == "it begins with a dot"
 
     @pytest.mark.parametrize("name", [*LEADING_OUT, *UNSEEN, *HARMLESS, "", "%2E"])
     def test_file_of_any_name_stays_within_its_folder(self, name, tmp_path):

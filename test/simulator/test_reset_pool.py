@@ -141,18 +141,18 @@ def test_pool_resumes_from_its_state_dict(env):
 
 def test_starts_are_discarded_when_the_structure_changes(env):
     pool = env.reset_pool()
-    pool.keep_to("one goal")
+    pool.discard_if_other_structure("one goal")
     pool.prepare()
     drawn = pool.tensors["carry"]["agents", "observation"].clone()
-    pool.keep_to("one goal")
+    pool.discard_if_other_structure("one goal")
     pool.prepare()
     assert torch.equal(pool.tensors["carry"]["agents", "observation"], drawn)
     again = env.reset_pool()
     again.load_state_dict(pool.state_dict())
-    again.keep_to("one goal")
+    again.discard_if_other_structure("one goal")
     assert not again.is_stale
     for one in (pool, again):
-        one.keep_to("another goal")
+        one.discard_if_other_structure("another goal")
         assert one.is_stale and one.state_dict() == {"pool": {}, "drawn_for": "another goal"}
         one.prepare()
         assert not torch.equal(one.tensors["carry"]["agents", "observation"], drawn)

@@ -9,7 +9,7 @@ import numpy as np
 
 from torchrl_marl.apps.external.declaration import Declared
 from torchrl_marl.apps.external.server import ActionServer
-from torchrl_marl.apps.external.wire import Frames, Refused
+from torchrl_marl.apps.external.wire import FrameDecoder, InvalidMessageError
 
 CLIENTS = Path(__file__).parents[2] / "clients" / "python"
 
@@ -20,7 +20,7 @@ class RecordingConnection:
     """A connection that keeps the messages of the server."""
 
     def __init__(self):
-        self.frames, self.refusals = Frames(1 << 24), []
+        self.frames, self.refusals = FrameDecoder(1 << 24), []
         self.sent = 0
 
     def send(self, data):
@@ -51,7 +51,7 @@ class ManualClient:
         """Sends a message; a refused one closes the connection, as a real one does."""
         try:
             self.server.receive(self.client, {"type": kind, **message})
-        except Refused as why:
+        except InvalidMessageError as why:
             self.server.refuse(self.client, str(why))
 
     def step(self, episode, t, observations=None, **fields):

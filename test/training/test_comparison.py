@@ -17,10 +17,10 @@ from torchrl_marl.training import train
 from torchrl_marl.training.crossplay import cross_play
 from torchrl_marl.training.evaluation import (
     Episodes,
-    after_training,
+    describe_action_difference,
     evaluate_members,
+    last_evaluation_entries,
     play,
-    where_they_differ,
 )
 from torchrl_marl.training.messages import print_message
 from torchrl_marl.training.run import Run
@@ -108,14 +108,14 @@ class TestFigures:
 
     def test_one_episode_has_no_interval(self):
         assert {"return_low", "return_high"}.isdisjoint(episodes(3.0).figures())
-        assert where_they_differ(episodes(3.0), episodes(5.0)) is None
+        assert describe_action_difference(episodes(3.0), episodes(5.0)) is None
 
     def test_message_if_deterministic_and_sampled_actions_differ(self):
         one, other = episodes(*[1.0, 5.0, 2.0] * 2), episodes(*[2.0, 6.5, 3.0] * 2)
-        words = where_they_differ(one, other)
+        words = describe_action_difference(one, other)
         assert "the most likely actions earn 2.667 and sampled ones 3.833" in words
-        assert where_they_differ(one, episodes(*[2.0, 4.0, 2.0] * 2)) is None
-        found = after_training(other, one, deterministic=False)
+        assert describe_action_difference(one, episodes(*[2.0, 4.0, 2.0] * 2)) is None
+        found = last_evaluation_entries(other, one, deterministic=False)
         assert list(found["evaluation"]) == ["drawn", "likeliest"]
         assert found["actions_differ"] == words
 
@@ -124,12 +124,12 @@ class TestFigures:
         spread = torch.linspace(-5, 5, 100)
         one, small, large = (episodes(*(spread + gap).tolist()) for gap in (0, 0.1, 0.7))
         gap = one.against(small).difference
-        assert gap.high < 0 and where_they_differ(one, small) is None
-        assert where_they_differ(one, large).endswith(
+        assert gap.high < 0 and describe_action_difference(one, small) is None
+        assert describe_action_difference(one, large).endswith(
             "(95 % interval -0.7 to -0.7, 0.24 standard deviations of returns)"
         )
         # If all episodes are equal, any difference counts.
-        assert "0.1" in where_they_differ(episodes(*[1.0] * 6), episodes(*[1.1] * 6))
+        assert "0.1" in describe_action_difference(episodes(*[1.0] * 6), episodes(*[1.1] * 6))
 
     @pytest.mark.parametrize("count", [2, 3, 5, 10])
     def test_false_positives_with_few_episodes_are_rare(self, count):
@@ -138,11 +138,11 @@ class TestFigures:
         said = 0
         for _ in range(400):
             one, other = random.integers(2, size=(2, count)).astype(float)
-            said += where_they_differ(episodes(*one), episodes(*other)) is not None
+            said += describe_action_difference(episodes(*one), episodes(*other)) is not None
         assert said <= 0.05 * 400 and (count >= 6 or said == 0)
 
     def test_message_on_a_difference_is_printed_as_a_result(self, capsys):
-        print_message("a result", warns=False)
+        print_message("a result", is_warning=False)
         assert capsys.readouterr() == ("torchrl_marl: a result.\n", "")
         print_message("a warning")
         assert capsys.readouterr() == ("", "torchrl_marl: a warning.\n")

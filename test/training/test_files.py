@@ -12,7 +12,7 @@ from runs import assert_equal
 
 from torchrl_marl.errors import UserError, WriteError
 from torchrl_marl.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
-from torchrl_marl.training.files import append, whole_file, writing
+from torchrl_marl.training.files import append, explain_write_errors, open_atomically
 from torchrl_marl.training.progress import write_summary
 from torchrl_marl.training.recorder import CsvTable
 
@@ -39,10 +39,10 @@ def names(folder):
 
 def test_files_are_written_completely_or_not_at_all(tmp_path):
     path = tmp_path / "a.txt"
-    with whole_file(path) as file:
+    with open_atomically(path) as file:
         file.write("one")
         assert not path.exists()
-    with pytest.raises(KeyError), whole_file(path) as file:
+    with pytest.raises(KeyError), open_atomically(path) as file:
         file.write("two")
         raise KeyError
     assert path.read_text() == "one"
@@ -60,7 +60,7 @@ def test_files_are_written_completely_or_not_at_all(tmp_path):
     ],
 )
 def test_system_errors_become_write_errors_with_a_fix(tmp_path, number, fix):
-    with pytest.raises(WriteError, match=fix) as caught, writing(tmp_path / "x.csv"):
+    with pytest.raises(WriteError, match=fix) as caught, explain_write_errors(tmp_path / "x.csv"):
         raise OSError(number, os.strerror(number))
     assert isinstance(caught.value, UserError)
     assert "x.csv" in str(caught.value)
@@ -69,21 +69,21 @@ def test_system_errors_become_write_errors_with_a_fix(tmp_path, number, fix):
 
 def test_undecodable_file_names_are_escaped(tmp_path):
     name = b"l\xe4uf".decode("utf-8", "surrogateescape")
-    with whole_file(tmp_path / "table.csv") as file:
+    with open_atomically(tmp_path / "table.csv") as file:
         file.write(name)
     append(tmp_path / "table.csv", name)
     assert (tmp_path / "table.csv").read_text() == "l\\udce4uf" * 2
 
 
 def test_other_errors_are_not_converted_to_write_errors(tmp_path):
-    with pytest.raises(KeyError), writing(tmp_path / "x"):
+    with pytest.raises(KeyError), explain_write_errors(tmp_path / "x"):
         raise KeyError
-    with pytest.raises(UserError, match="ours"), writing(tmp_path / "x"):
+    with pytest.raises(UserError, match="ours"), explain_write_errors(tmp_path / "x"):
         raise UserError("ours")
 
 
 def test_missing_folder_raises(tmp_path):
-    with pytest.raises(WriteError, match="No such file"), whole_file(tmp_path / "a" / "b"):
+    with pytest.raises(WriteError, match="No such file"), open_atomically(tmp_path / "a" / "b"):
         pass
     (tmp_path / "file").touch()
     with pytest.raises(WriteError, match="Not a directory"):
@@ -93,7 +93,10 @@ def test_missing_folder_raises(tmp_path):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_torch_save_on_a_full_disk_raises(tmp_path):
     """Torch raises its own error, which contains that of the system."""
-    with pytest.raises(WriteError, match="No space left on device"), writing(tmp_path / "x"):
+    with (
+        pytest.raises(WriteError, match="No space left on device"),
+        explain_write_errors(tmp_path / "x"),
+    ):
         with open("/dev/full", "wb") as file:
             torch.save({"weights": torch.zeros(100_000)}, file)
 

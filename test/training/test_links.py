@@ -17,7 +17,7 @@ from torchrl_marl.apps.suites import run_suite
 from torchrl_marl.errors import TrustError, UserError, WriteError
 from torchrl_marl.runtime.trust import refuse_links, trusting
 from torchrl_marl.training import Run, iterate, train
-from torchrl_marl.training.files import append, whole_file
+from torchrl_marl.training.files import append, open_atomically
 from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.trainer import resume
 
@@ -194,10 +194,10 @@ def test_export_follows_no_links(begun, tmp_path, mine, place):
 
 def test_link_in_place_of_a_partial_file_is_replaced(tmp_path, mine):
     put(tmp_path / "a.txt.part", mine)
-    with whole_file(tmp_path / "a.txt") as file:
+    with open_atomically(tmp_path / "a.txt") as file:
         file.write("new")
     put(tmp_path / "b.txt", mine)
-    with whole_file(tmp_path / "b.txt") as file:
+    with open_atomically(tmp_path / "b.txt") as file:
         file.write("new")
     for name in "ab":
         path = tmp_path / f"{name}.txt"

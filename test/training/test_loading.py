@@ -12,13 +12,13 @@ from torchrl_marl.errors import CheckpointError
 from torchrl_marl.training import Run, iterate
 from torchrl_marl.training.checkpoint import (
     _first_non_finite,
-    damage,
+    append_checksum,
+    describe_damage,
     latest_checkpoint,
     leaves,
     load_checkpoint,
     read_tensors,
     save_checkpoint,
-    seal,
 )
 from torchrl_marl.training.pool import read_player
 from torchrl_marl.training.trainer import resume
@@ -36,7 +36,7 @@ def sealed(path, write):
     with path.open("w+b") as file:
         write(file)
     with path.open("r+b") as file:
-        seal(file)
+        append_checksum(file)
     return path
 
 
@@ -114,8 +114,8 @@ def test_small_malicious_file_is_refused_with_little_memory(bomb, is_sealed, tmp
     path = make(tmp_path / "iteration_000001.pt")
     if is_sealed:
         with path.open("r+b") as file:
-            seal(file)
-        assert damage(path) is None
+            append_checksum(file)
+        assert describe_damage(path) is None
     before = peak()
     for read in (load_checkpoint, read_player):
         with pytest.raises(CheckpointError, match=said) as caught:

@@ -61,7 +61,7 @@ def test_progress_bar_in_a_log_file_updates_every_five_seconds(clock, monkeypatc
 def test_hidden_progress_bar_writes_nothing(monkeypatch):
     output = Output(terminal=True)
     monkeypatch.setattr(sys, "stderr", output)
-    bar = progress_bar("seed 0", 1000, 0, shows=False)
+    bar = progress_bar("seed 0", 1000, 0, enabled=False)
     bar.set_postfix_str("compiling")
     bar.update(10)
     bar.close()

@@ -19,7 +19,7 @@ from torchrl_marl.runtime.trust import trusting
 from torchrl_marl.settings import to_yaml
 from torchrl_marl.training import iterate, trainer
 from torchrl_marl.training.config import read_run_config
-from torchrl_marl.training.origin import check_origin, named_by, sign_run, signed_yaml
+from torchrl_marl.training.origin import check_origin, external_references, sign_run, signed_yaml
 
 pytestmark = pytest.mark.runs
 
@@ -110,7 +110,7 @@ def test_own_or_given_addresses_are_accepted(tmp_path, another_user):
     file.write_text(to_yaml(config))
     with pytest.raises(TrustError):
         check_origin(file, config)
-    check_origin(file, config, given=["distributed.address"])
+    check_origin(file, config, overridden=["distributed.address"])
     with trusting():
         check_origin(file, config)
     file.write_text(signed_yaml(config))
@@ -151,12 +151,12 @@ def test_hosts_files_and_services_of_a_stranger_need_trust(tmp_path, settings, d
 
 def test_local_addresses_and_services_need_no_trust(monkeypatch):
     config = small_config("external_meet_mappo", env={"kwargs": {"host": "localhost", "port": 0}})
-    assert not named_by(config)
+    assert not external_references(config)
     config = dataclasses.replace(config, logging=config.logging)
     config = small_config(logging={"backends": ["tensorboard", "mlflow"]})
-    assert not named_by(config)
+    assert not external_references(config)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://tracking.example")
-    assert [one.key for one in named_by(config)] == ["logging.backends"]
+    assert [one.key for one in external_references(config)] == ["logging.backends"]
 
 
 # ------------------------------------------------------------------------- copies of run settings

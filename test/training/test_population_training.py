@@ -11,7 +11,7 @@ import torchrl_marl
 from torchrl_marl.apps.cli.main import main
 from torchrl_marl.apps.players import standing
 from torchrl_marl.apps.reports.curves import read_run
-from torchrl_marl.apps.reports.grouping import record_of
+from torchrl_marl.apps.reports.grouping import extract_record
 from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.recipes import load_config
 from torchrl_marl.training import Run, cross_play, resume
@@ -139,7 +139,7 @@ def test_diverged_member_is_frozen_and_others_continue(tmp_path, capsys):
     assert summary["return_after"] is None and summary["return_before"] is not None
     others = [run.members[i].summary["return_after"] for i in (0, 2)]
     assert run.summary["return_after"] == pytest.approx(sum(others) / 2)
-    record = record_of(read_run(run.members[1].folder))
+    record = extract_record(read_run(run.members[1].folder))
     assert any("has diverged" in note for note in record.notes)
     well = train(tmp_path / "well", vary={"learner.lr": [1e-3, 1e-3, 1e-3]})
     for i in (0, 2):

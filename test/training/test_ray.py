@@ -189,13 +189,13 @@ def test_env_that_an_actor_cannot_build_raises(tmp_path):
     config, orders = settings_of(tmp_path / "run", distributed={"actors": 1})
     config = torchrl_marl.recipes.read_config(config, {"env.kwargs.orders": str(orders / "none")})
     (orders / "none").mkdir()
-    from torchrl_marl.collectors.ray import OnRay
+    from torchrl_marl.collectors.ray import RayPlacement
     from torchrl_marl.training.shards import ShardMaker
 
     (orders / "none" / "unbuildable").touch()
     message = "^shard 0, 1 cannot be made: .*ModuleNotFoundError No module named 'engine'"
     with pytest.raises(ConfigError, match=message) as caught:
-        OnRay([ShardMaker(config, i) for i in range(2)], actors=1)
+        RayPlacement([ShardMaker(config, i) for i in range(2)], actors=1)
     assert "in make" in caught.value.__notes__[0]
 
 

@@ -20,7 +20,7 @@ from torchrl_marl.training import Run, iterate, train
 from torchrl_marl.training.checkpoint import all_checkpoints, latest_checkpoint, load_checkpoint
 from torchrl_marl.training.config import TrainConfig, read_run_config
 from torchrl_marl.training.evolution import Evolution
-from torchrl_marl.training.origin import differences, made_by, settings_of
+from torchrl_marl.training.origin import differences, run_provenance, settings_of
 from torchrl_marl.training.trainer import resume as resume_plainly
 
 pytestmark = pytest.mark.runs
@@ -272,15 +272,15 @@ def test_settings_of_an_evolved_member_match_its_checkpoint(tmp_path, monkeypatc
 @pytest.mark.parametrize("recipe", ["toy_kuhn_ippo", "toy_arena_qmix", "vmas_simple_tag_mappo"])
 def test_recorded_settings_equal_the_config(recipe, tmp_path):
     config = load_config(recipe)
-    assert settings_of({"made_by": made_by(config)}, tmp_path) == config
+    assert settings_of({"made_by": run_provenance(config)}, tmp_path) == config
     assert differences(config, config) == []
 
 
 def test_recorded_versions_of_packages():
-    versions = made_by(load_config("vmas_balance_mappo"))["versions"]
+    versions = run_provenance(load_config("vmas_balance_mappo"))["versions"]
     assert versions["vmas"] and versions["torch"] == torch.__version__
     assert versions["torchrl_marl"] == torchrl_marl.__version__
-    assert list(made_by(TrainConfig())["versions"])[:4] == [
+    assert list(run_provenance(TrainConfig())["versions"])[:4] == [
         *("torchrl_marl", "torch", "torchrl", "tensordict")
     ]
 

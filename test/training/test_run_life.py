@@ -251,7 +251,7 @@ def test_ctrl_c_while_closing_an_unfinished_run_is_raised(tmp_path):
         signal.raise_signal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt, match="run"):
         interruption.handle_signal(tmp_path / "run")
-    assert not interruption.asked
+    assert not interruption.stop_requested
     with interruption, pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
@@ -264,7 +264,7 @@ def test_interruption_contexts_may_exit_in_any_order():
     with current:
         left_open.__exit__()  # such as by the garbage collector
         signal.raise_signal(signal.SIGTERM)
-    assert current.asked and not left_open.asked
+    assert current.stop_requested and not left_open.stop_requested
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 

@@ -10,7 +10,7 @@ from runs import assert_equal, small_config
 from torchrl_marl.errors import CheckpointError
 from torchrl_marl.training import train
 from torchrl_marl.training.checkpoint import (
-    damage,
+    describe_damage,
     latest_checkpoint,
     load_checkpoint,
     save_checkpoint,
@@ -110,12 +110,12 @@ def test_change_of_any_single_byte_is_detected(tmp_path):
     state = {"weights": torch.arange(3.0)}
     path = sealed(state, tmp_path)
     whole = path.read_bytes()
-    assert damage(path) is None
+    assert describe_damage(path) is None
     unnoticed = []
     for i in range(len(whole)):
         data = bytearray(whole)
         data[i] ^= 1
         path.write_bytes(data)
-        if damage(path) is None:
+        if describe_damage(path) is None:
             unnoticed.append(i)
     assert unnoticed == []

@@ -163,7 +163,7 @@ def test_tracker_drops_episodes_of_a_lost_shard(tmp_path):
     config = settings_of(tmp_path / "run", **own)
     with started(config) as training:
         makers = [ShardMaker(config, i, policy=training.policy) for i in range(2)]
-        training.collector = ShardedCollector(Losing(makers), training.policy, live=True)
+        training.collector = ShardedCollector(Losing(makers), training.policy, shares_policy=True)
         first, second = training.step(), training.step()
         running = training.tracker.state_dict()["agents/episode_length"]
     done = second.batch["next", "done"].squeeze(-1)

@@ -11,7 +11,7 @@ from runs import assert_equal, assert_same_run, final_state, small_config, table
 
 import torchrl_marl
 from torchrl_marl.apps.cli.main import main
-from torchrl_marl.apps.comparison import runs_of
+from torchrl_marl.apps.comparison import find_run_folders
 from torchrl_marl.apps.reports.curves import read_run
 from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.recipes import load_config, stages_of
@@ -138,7 +138,7 @@ def test_run_with_stages_loads_as_its_last_stage(whole, tmp_path):
     far = whole / "far"
     assert last_stage(whole) == Run.load(whole).folder == read_run(whole).folder == far
     assert Run.load(whole).evaluate(episodes=4) == Run.load(far).evaluate(episodes=4)
-    assert runs_of(whole) == [far] and read_source(str(whole)).name == f"{far}@320"
+    assert find_run_folders(whole) == [far] and read_source(str(whole)).name == f"{far}@320"
     assert last_stage(far) == far and last_stage(tmp_path) == tmp_path
     begun = tmp_path / "begun"
     shutil.copytree(whole, begun)

@@ -19,7 +19,7 @@ from torchrl_marl.envs import make_env
 from torchrl_marl.envs.config import EnvConfig
 from torchrl_marl.envs.external_code import external_code
 from torchrl_marl.errors import TrustError, UserError
-from torchrl_marl.runtime.trust import is_own, signature, trusting
+from torchrl_marl.runtime.trust import is_signed_by_user, signature, trusting
 from torchrl_marl.training import Run, iterate, train
 from torchrl_marl.training.checkpoint import latest_checkpoint
 from torchrl_marl.training.trainer import resume
@@ -75,23 +75,23 @@ def settings(name, folder):
 def test_signatures_are_valid_only_for_their_user(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "one"))
     own = signature(b"a", b"bc")
-    assert is_own(own, b"a", b"bc")
+    assert is_signed_by_user(own, b"a", b"bc")
     for parts in [(b"ab", b"c"), (b"a", b"bd"), (b"abc",)]:
-        assert not is_own(own, *parts)
+        assert not is_signed_by_user(own, *parts)
     for given in [None, 3, "", "é", own[:-1], own.encode(), torch.zeros(3)]:
-        assert not is_own(given, b"a", b"bc")
+        assert not is_signed_by_user(given, b"a", b"bc")
     key = tmp_path / "one" / "torchrl_marl" / "key"
     assert key.stat().st_mode & 0o777 == 0o600
     assert len(key.read_bytes()) == 32
     assert [path.name for path in key.parent.iterdir()] == ["key"]
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "two"))
-    assert not is_own(own, b"a", b"bc")
+    assert not is_signed_by_user(own, b"a", b"bc")
     with trusting():
-        assert is_own(None, b"a")
+        assert is_signed_by_user(None, b"a")
     with trusting(False):
-        assert not is_own(None, b"a")
+        assert not is_signed_by_user(None, b"a")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "one"))
-    assert is_own(own, b"a", b"bc")
+    assert is_signed_by_user(own, b"a", b"bc")
 
 
 @pytest.mark.parametrize("fault", ["readable", "short", "no folder"])
@@ -107,8 +107,8 @@ def test_exposed_or_broken_key_is_not_used(tmp_path, monkeypatch, fault):
     else:
         shutil.rmtree(key.parent)
         key.parent.touch()
-    assert not is_own(before, b"a")
-    assert is_own(signature(b"a"), b"a")
+    assert not is_signed_by_user(before, b"a")
+    assert is_signed_by_user(signature(b"a"), b"a")
 
 
 # ------------------------------------------------------------------------- pickled environments

@@ -29,7 +29,7 @@ from torchrl_marl.training.statistics import (
     undecided,
 )
 
-__all__ = ["Comparison", "Side", "compare", "runs_of", "win_interval"]
+__all__ = ["Comparison", "Side", "compare", "find_run_folders", "win_interval"]
 
 # Settings that do not change the task: number and device of the copies, and the critic's input.
 _SETTINGS_NOT_COMPARED: dict[str, object] = {
@@ -172,7 +172,7 @@ def compare(
         'these episodes cannot tell them apart'
     """
     with trusting(trust):
-        sides = {str(name): runs_of(name) for name in (first, second)}
+        sides = {str(name): find_run_folders(name) for name in (first, second)}
     if len(sides) < 2 or {p.resolve() for p in sides[str(first)]} & {
         p.resolve() for p in sides[str(second)]
     }:
@@ -209,13 +209,13 @@ def _sort_by_seed(sides: dict[str, list[Path]]) -> dict[str, list[Path]]:
     return {name: [own[seed] for seed in found[name]] for name, own in seeds.items()}
 
 
-def runs_of(given: str | Path) -> list[Path]:
+def find_run_folders(path: str | Path) -> list[Path]:
     """Returns the run folders at a path: the run itself, a population's members, or runs inside.
 
     Raises:
         CheckpointError: there is no run at the path.
     """
-    folder = last_stage(given)
+    folder = last_stage(path)
     if (folder / "config.yaml").is_file():
         return [folder] if read_run_config(folder).population.size == 1 else seed_folders(folder)
     inside = seed_folders(folder) or sorted(p.parent for p in folder.glob("*/config.yaml"))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torchrl_marl.training.run import Run
 
 __all__ = [
-    "aligned",
+    "align_columns",
     "number",
     "print_error",
     "print_failed",
@@ -47,7 +47,9 @@ def table(rows: Sequence[tuple[str, str]]) -> str:
     return "\n".join(f"  {name:<{width}}  {text}".rstrip() for name, text in rows)
 
 
-def aligned(rows: Sequence[Sequence[str]], numbers: slice = slice(0), indent: str = "  ") -> str:
+def align_columns(
+    rows: Sequence[Sequence[str]], numbers: slice = slice(0), indent: str = "  "
+) -> str:
     """Formats rows of equal length as aligned columns.
 
     Args:
@@ -137,7 +139,7 @@ def report(runs: Sequence[Run], seeds: Sequence[int]) -> str:
         ),
         ["mean", *(number(_mean(column)) for column in zip(*numbers)), ""],
     ]
-    return "return by seed:\n" + aligned(lines, slice(1, -1))
+    return "return by seed:\n" + align_columns(lines, slice(1, -1))
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -14,12 +14,12 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_marl.apps.console import aligned
+from torchrl_marl.apps.console import align_columns
 from torchrl_marl.apps.pictures.drawing import check_matplotlib, new_figure, save_figure
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.games import Ratings, bradley_terry, nash_average
 from torchrl_marl.training.crossplay import partner_score
-from torchrl_marl.training.files import whole_file, writing
+from torchrl_marl.training.files import explain_write_errors, open_atomically
 from torchrl_marl.training.statistics import Estimate
 
 if TYPE_CHECKING:
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 __all__ = [
     "Standing",
     "evenly",
+    "format_mean",
     "heat_map",
     "rating_curve",
     "standing",
     "standing_text",
-    "with_interval",
     "write_table",
 ]
 
@@ -115,48 +115,48 @@ PARTNERS = "return with"
 def standing_text(
     names: Sequence[str],
     table: TensorDictBase,
-    found: Standing | None,
-    what: str = PARTNERS,
+    ranking: Standing | None,
+    heading: str = PARTNERS,
 ) -> str:
     """Formats the results of cross-play: opponents as a ranking, partners as a matrix.
 
     Args:
         names (sequence of str): names of the players.
         table (TensorDictBase): result of cross-play, ``[A, A]``.
-        found (Standing, optional): standing of opponents.
-        what (str): heading of the column of names, for partners. By default a last line has the
+        ranking (Standing, optional): standing of opponents.
+        heading (str): heading of the column of names, for partners. By default a last line has the
             mean returns of self-play and cross-play, with intervals over the players.
     """
-    if found is None:
-        means = _partner_sentence(table["returns"]) if what == PARTNERS else []
-        return "\n\n".join([_matrix_text(names, table["returns"], what), *means])
-    low, high = found.ratings.interval()
+    if ranking is None:
+        means = _partner_sentence(table["returns"]) if heading == PARTNERS else []
+        return "\n\n".join([_matrix_text(names, table["returns"], heading), *means])
+    low, high = ranking.ratings.interval()
     others = ~torch.eye(len(names), dtype=torch.bool)
-    earned, won = (_masked_row_mean(values, others) for values in (found.earned, found.won))
+    earned, won = (_masked_row_mean(values, others) for values in (ranking.earned, ranking.won))
     order = earned.argsort(descending=True).tolist()
-    known = found.weight_interval
+    known = ranking.weight_interval
     rows = [["player", "earned", "Nash average", *["95 %"] * bool(known), "won", "rating", "95 %"]]
     for i in order:
-        weight = [f"{found.weight[i]:.2f}"]
+        weight = [f"{ranking.weight[i]:.2f}"]
         weight += [] if known is None else [f"{known[0][i]:.2f} to {known[1][i]:.2f}"]
-        rated = f"{found.ratings.rating[i]:+.0f}", f"{low[i]:+.0f} to {high[i]:+.0f}"
+        rated = f"{ranking.ratings.rating[i]:+.0f}", f"{low[i]:+.0f} to {high[i]:+.0f}"
         rows.append([names[i], f"{earned[i]:+.3f}", *weight, f"{won[i]:.3f}", *rated])
-    ranked, values = [names[i] for i in order], found.earned[order][:, order]
-    return f"{aligned(rows, slice(1, None))}\n\n{_matrix_text(ranked, values, 'earned from')}"
+    ranked, values = [names[i] for i in order], ranking.earned[order][:, order]
+    return f"{align_columns(rows, slice(1, None))}\n\n{_matrix_text(ranked, values, 'earned from')}"
 
 
 def _partner_sentence(returns: Tensor) -> list[str]:
     """Returns a sentence with the mean returns of self-play and cross-play; none for one player."""
     if len(returns) < 2:
         return []
-    alone, others = (with_interval(one) for one in partner_score(returns))
+    alone, others = (format_mean(one) for one in partner_score(returns))
     return [f"with itself {alone}, with others {others}"]
 
 
-def with_interval(found: Estimate) -> str:
+def format_mean(estimate: Estimate) -> str:
     """Formats a mean return with its 95 % interval, if it has one."""
-    interval = f" ({found.low:.2f} to {found.high:.2f})" if found.has_interval else ""
-    return f"{found.value:.2f}{interval}"
+    interval = f" ({estimate.low:.2f} to {estimate.high:.2f})" if estimate.has_interval else ""
+    return f"{estimate.value:.2f}{interval}"
 
 
 def _masked_row_mean(values: Tensor, mask: Tensor) -> Tensor:
@@ -164,23 +164,23 @@ def _masked_row_mean(values: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, values, 0.0).sum(1) / mask.sum(1)
 
 
-def _matrix_text(names: Sequence[str], values: Tensor, what: str) -> str:
+def _matrix_text(names: Sequence[str], values: Tensor, heading: str) -> str:
     numbers = [str(i + 1) for i in range(values.shape[1])]
-    rows = [[what, *numbers]]
+    rows = [[heading, *numbers]]
     for i, own in enumerate(values.tolist()):
         rows.append([f"{i + 1} {names[i]}", *(f"{x:.2f}" for x in own)])
-    return aligned(rows, slice(1, None))
+    return align_columns(rows, slice(1, None))
 
 
 def write_table(
-    folder: Path, names: Sequence[str], table: TensorDictBase, found: Standing | None
+    folder: Path, names: Sequence[str], table: TensorDictBase, ranking: Standing | None
 ) -> list[Path]:
     """Writes ``crossplay.csv`` with a row for each pair; for opponents, also ``ratings.csv``.
 
     Raises:
         WriteError: the disk is full, or the folder is read-only.
     """
-    with writing(folder):
+    with explain_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     head = ["player", "other", "games", "wins", "draws", "return_mean"]
     rows: list[list[Any]] = []
@@ -190,12 +190,12 @@ def write_table(
             counts = [int(entry[key]) for key in ("games", "wins", "draws")]
             rows.append([own, other, *counts, float(entry["returns"])])
     paths = [_write_csv(folder / "crossplay.csv", head, rows)]
-    if found is not None:
-        low, high = found.ratings.interval()
-        columns = [found.ratings.rating, found.ratings.error, low, high, found.weight]
+    if ranking is not None:
+        low, high = ranking.ratings.interval()
+        columns = [ranking.ratings.rating, ranking.ratings.error, low, high, ranking.weight]
         head = ["player", "rating", "error", "low", "high", "nash_average"]
-        if found.weight_interval is not None:
-            columns += found.weight_interval
+        if ranking.weight_interval is not None:
+            columns += ranking.weight_interval
             head += ["nash_low", "nash_high"]
         rated = [[name, *row] for name, row in zip(names, torch.stack(columns, 1).tolist())]
         paths.append(_write_csv(folder / "ratings.csv", head, rated))
@@ -203,7 +203,7 @@ def write_table(
 
 
 def _write_csv(path: Path, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Path:
-    with whole_file(path, newline="") as file:
+    with open_atomically(path, newline="") as file:
         writer = csv.writer(file)
         writer.writerow(head)
         writer.writerows(rows)

@@ -18,11 +18,11 @@ from torchrl_marl.apps.pictures.drawing import (
     new_figure,
     save_figure,
 )
-from torchrl_marl.apps.reports.curves import Curves, environment_name, experiments, read_run
-from torchrl_marl.apps.reports.grouping import REWARD, by_task, find_runs
+from torchrl_marl.apps.reports.curves import Curves, environment_name, group_by_experiment, read_run
+from torchrl_marl.apps.reports.grouping import REWARD, find_runs, group_by_task
 from torchrl_marl.errors import CheckpointError, ConfigError, nearest
 from torchrl_marl.training.config import read_run_config, seed_folders
-from torchrl_marl.training.files import whole_file, writing
+from torchrl_marl.training.files import explain_write_errors, open_atomically
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -181,9 +181,9 @@ def _draw_panels(
 
 def _make_panels(runs: Sequence[Curves], key: str | None) -> list[_Panel]:
     """Returns a panel for each task or, if there is only one task, for each group."""
-    tasks = by_task(runs)
+    tasks = group_by_task(runs)
     if len(tasks) == 1:
-        named = experiments(runs)
+        named = group_by_experiment(runs)
         title = ", ".join(sorted({environment_name(run) for run in runs}))
         groups = _lines_by_group(named, key)
         return [
@@ -352,14 +352,14 @@ def _save_plot(figure: Figure, path: Path) -> None:
             f"the picture {str(path)!r} has no known ending, expected one of "
             f"{', '.join(sorted(kinds))}; name it {path.stem}.png."
         )
-    with writing(path):
+    with explain_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     save_figure(figure, path, kind=path.suffix[1:])
 
 
 def _write_table(path: Path, panels: Sequence[_Panel], key: str | None) -> None:
     """Writes the plotted data as CSV, with a row for each line and point."""
-    with whole_file(path, newline="") as file:
+    with open_atomically(path, newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(_CSV_COLUMNS)
         for panel in panels:

@@ -29,7 +29,7 @@ from torchrl_marl.recipes import load_config
 from torchrl_marl.settings import normalized, parse_overrides
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.config import TrainConfig
-from torchrl_marl.training.entrants import HEURISTIC, RANDOM, scripted
+from torchrl_marl.training.entrants import HEURISTIC, RANDOM, scripted_policy
 from torchrl_marl.training.metrics import group_reward
 from torchrl_marl.training.run import Run, check_played
 
@@ -181,7 +181,7 @@ def _load_recipe(
     env = with_dense_groups(built)
     if is_vault(player):
         return config, env, None
-    return config, env, scripted(player, env, TeamSpec.from_env(env), config.env)
+    return config, env, scripted_policy(player, env, TeamSpec.from_env(env), config.env)
 
 
 def play_episodes(

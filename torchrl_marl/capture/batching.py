@@ -19,7 +19,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from torchrl_marl.capture.inductor import ordered_sum
 from torchrl_marl.capture.recorder import GraphRecorder
-from torchrl_marl.capture.simplify import REDUCTIONS, filled_with, is_random, memory_order
+from torchrl_marl.capture.simplify import REDUCTIONS, fill_value_of, is_random, memory_order
 from torchrl_marl.capture.writes import value_of
 
 __all__ = ["Groups", "batch"]
@@ -129,8 +129,8 @@ class Groups:
         self._depth[node] = 0
         if node.op == "get_attr":
             self.constants[node] = getattr(module, str(node.target))
-        elif filled_with(node) is not None:
-            self.constants[node] = torch.full((), filled_with(node), dtype=value_of(node).dtype)
+        elif fill_value_of(node) is not None:
+            self.constants[node] = torch.full((), fill_value_of(node), dtype=value_of(node).dtype)
         elif node.op == "placeholder":
             return "input", *_describe_shapes(value_of(node))
         elif node.op == "call_function":

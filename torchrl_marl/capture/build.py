@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["RUNTIME", "forget_vectors", "quick_build"]
+__all__ = ["RUNTIME", "quick_build", "reset_vector_choice"]
 
 # What a graph needs at run time, as C++ code.
 RUNTIME = Path(__file__).with_name("graph_runtime.h")
@@ -72,7 +72,7 @@ def quick_build() -> Iterator[None]:
             compiler.compile, vectors.check_build = theirs, tested
 
 
-def forget_vectors() -> None:
+def reset_vector_choice() -> None:
     """Makes torch choose the vector instructions again; outside of :func:`quick_build` by tests."""
     from torch._inductor import cpu_vec_isa
 

@@ -31,7 +31,7 @@ __all__ = [
 _FULL = slice(None)
 
 
-class Watch(Protocol):
+class TraceQueries(Protocol):
     """Protocol for questions about the tensors of a trace, such as whether two are equal."""
 
     def unrecorded(self) -> AbstractContextManager[None]:
@@ -83,10 +83,10 @@ class MaskedRows:
     """Keeps track of tensors with rows selected by masks, during a trace.
 
     Args:
-        watch (Watch): tracker of tensors that depend on the inputs, and of equal tensors.
+        watch (TraceQueries): tracker of tensors that depend on the inputs, and of equal tensors.
     """
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: TraceQueries) -> None:
         self._watch = watch
         # Tensors are held, so that their ids are not reused.
         self._tags: dict[int, tuple[Tensor, _Tag]] = {}

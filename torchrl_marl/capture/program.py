@@ -19,7 +19,7 @@ from torchrl_marl.capture.syncs import graph_syncs
 from torchrl_marl.capture.tracing import Trace, trace
 from torchrl_marl.errors import CaptureError
 
-__all__ = ["Program", "announce", "announced_to", "capture", "compile_trace"]
+__all__ = ["Program", "announce_slow_work", "capture", "compile_trace", "listen_to_slow_work"]
 
 Listener = Callable[[str], None]
 
@@ -50,22 +50,22 @@ def _set_up_logger() -> None:
 
 
 @contextlib.contextmanager
-def announce(what: str) -> Iterator[None]:
+def announce_slow_work(description: str) -> Iterator[None]:
     """Context of slow work: announces the work to listeners, and finally logs its duration."""
     _set_up_logger()
     began = time.perf_counter()
     for listener in _listeners:
-        listener(what)
+        listener(description)
     try:
         yield
     finally:
         for listener in _listeners:
             listener("")
-    _logger.info("%s took %.1f s", what, time.perf_counter() - began)
+    _logger.info("%s took %.1f s", description, time.perf_counter() - began)
 
 
 @contextlib.contextmanager
-def announced_to(listener: Listener) -> Iterator[None]:
+def listen_to_slow_work(listener: Listener) -> Iterator[None]:
     """Within the context, calls a listener whenever slow work begins or ends.
 
     Args:
@@ -187,7 +187,10 @@ def compile_trace(
     began = time.perf_counter()
     leaves = [*pytree.tree_leaves(inputs), *traced.captured]
     written = _written_on_replay(traced, leaves, name) if execution == "cudagraph" else None
-    with announce(f"compiling {name} ({traced.n_operations:,} operations)"), torch.no_grad():
+    with (
+        announce_slow_work(f"compiling {name} ({traced.n_operations:,} operations)"),
+        torch.no_grad(),
+    ):
         run, n_kernels = compile_module(traced.module, leaves, exact=execution == "exact")
     if written is not None:
         run = CudaGraph(run, mutated=written, name=name)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-__all__ = ["FOLDER", "KINDS", "agrees", "folder", "machine"]
+__all__ = ["FOLDER", "KINDS", "folder", "machine", "outputs_agree"]
 
 FOLDER = Path(__file__).with_name("graphs")
 """Graphs of each kind of processor, and the recipes they were built from."""
@@ -55,7 +55,9 @@ def machine() -> tuple[str | None, str]:
     return torch.version.git_version, platform.machine()
 
 
-def agrees(run: Callable[..., Any], module: fx.GraphModule, inputs: Sequence[Tensor]) -> bool:
+def outputs_agree(
+    run: Callable[..., Any], module: fx.GraphModule, inputs: Sequence[Tensor]
+) -> bool:
     """Returns whether a compiled graph computes what the recorded one does, up to rounding.
 
     Args:

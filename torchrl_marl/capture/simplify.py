@@ -19,7 +19,7 @@ from torchrl_marl.capture.folding import LARGEST_CONSTANT, memory
 from torchrl_marl.capture.writes import value_of, without_writes
 from torchrl_marl.errors import CaptureError
 
-__all__ = ["REDUCTIONS", "filled_with", "is_random", "memory_order", "simplify"]
+__all__ = ["REDUCTIONS", "fill_value_of", "is_random", "memory_order", "simplify"]
 
 _aten = torch.ops.aten
 Node = Any  # fx.Node, whose arguments have a wide type
@@ -89,7 +89,7 @@ def simplify(module: fx.GraphModule) -> fx.GraphModule:
     return _Pass(functional).run()
 
 
-def filled_with(node: Node) -> Any:
+def fill_value_of(node: Node) -> Any:
     """Returns the number with which an ``aten.full`` fills a tensor; None for other nodes."""
     return node.args[1] if node.target is _aten.full.default else None
 
@@ -305,7 +305,7 @@ def _add(args: tuple) -> Any:
 
 def _where(args: tuple) -> Any:
     condition, x, y = args
-    taken = filled_with(condition)
+    taken = fill_value_of(condition)
     if taken is None:
         return x if x is y else None
     return x if taken else y

@@ -82,7 +82,7 @@ def _find_shipped(
     if folder is None or not folder.is_dir():
         return None
     stored = _read_graph(folder / _graph_key(module, inputs, constants, options, shipped.machine()))
-    return stored if stored and shipped.agrees(stored[0], module, inputs) else None
+    return stored if stored and shipped.outputs_agree(stored[0], module, inputs) else None
 
 
 def _constants_as_inputs(module: fx.GraphModule) -> tuple[fx.GraphModule, list[Tensor]]:
@@ -163,7 +163,7 @@ def _compile_graph(
     """Compiles a graph and writes it to its folder atomically."""
     import torch._inductor
 
-    from torchrl_marl.capture.build import forget_vectors, quick_build
+    from torchrl_marl.capture.build import quick_build, reset_vector_choice
 
     before = _count_kernels()
     with warnings.catch_warnings(), contextlib.ExitStack() as building:
@@ -175,7 +175,7 @@ def _compile_graph(
             if not _is_compiler_error(error):
                 raise
             building.close()  # the compiler does not know the processor's instructions after all
-            forget_vectors()
+            reset_vector_choice()
             before = _count_kernels()
             path = torch._inductor.aot_compile(module, tuple(inputs), options=dict(options))
         _write_graph(Path(str(path)), _count_kernels() - before, folder)

@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from torchrl_marl.collectors.ray import OnRay
+from torchrl_marl.collectors.ray import RayPlacement
 from torchrl_marl.collectors.sharded import ReplayLog, ShardResult, Weights, WeightsRecord
 
 __all__ = ["AsynchronousCollector"]
@@ -29,8 +29,8 @@ class AsynchronousCollector:
     :class:`~torchrl_marl.collectors.sharded.ShardedCollector` is reproducible.
 
     Args:
-        placement (OnRay): the shards. They must write into batches the rewards and lengths summed
-            so far in unfinished episodes.
+        placement (RayPlacement): the shards. They must write into batches the rewards and lengths
+            summed so far in unfinished episodes.
         policy (nn.Module): policy of the learner.
         max_lag (int): maximum age of a fragment's weights: the number of batches that the policy
             has learned from since then.
@@ -50,7 +50,7 @@ class AsynchronousCollector:
 
     def __init__(
         self,
-        placement: OnRay,
+        placement: RayPlacement,
         policy: nn.Module,
         *,
         max_lag: int,
@@ -118,10 +118,12 @@ class AsynchronousCollector:
         """Waits for an actor with finished fragments, takes them, and starts new ones on it."""
         call = self.placement.first(list(self._pending_calls))
         a, version, entry = self._pending_calls.pop(call)
-        journal = ReplayLog(keeps=all(state is not None for state in self._snapshots))
-        journal.snapshots = list(self._snapshots) if journal.keeps else None  # type: ignore[arg-type]
-        journal.begin(entry)
-        for shard, played in zip(self.placement.own[a], self.placement.take_of(a, call, journal)):
+        replay_log = ReplayLog(keep_records=all(state is not None for state in self._snapshots))
+        replay_log.snapshots = list(self._snapshots) if replay_log.keep_records else None  # type: ignore[arg-type]
+        replay_log.begin(entry)
+        for shard, played in zip(
+            self.placement.own[a], self.placement.take_from_actor(a, call, replay_log)
+        ):
             self._snapshots[shard] = played.state
             self._ready_fragments.append((shard, version, played))
         self._start_actor(a, weights)

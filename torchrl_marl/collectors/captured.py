@@ -27,13 +27,13 @@ __all__ = ["CapturedRollout", "fingerprint"]
 _SCALAR_TYPES = (bool, int, float, str, type(None))
 
 
-def fingerprint(thing: Any) -> tuple:
+def fingerprint(part: Any) -> tuple:
     """Returns a fingerprint of the modules, tensors and attributes of a policy or transform.
 
     The values of tensors are left out, since a graph reads the tensors' current values.
 
     Args:
-        thing (callable): a policy or a transform.
+        part (callable): a policy or a transform.
 
     Examples:
         >>> net = nn.Sequential(nn.Linear(2, 2), nn.Dropout())
@@ -41,19 +41,19 @@ def fingerprint(thing: Any) -> tuple:
         >>> fingerprint(net) == before, fingerprint(net.eval()) == before
         (True, False)
     """
-    thing = getattr(thing, "__self__", thing)  # the object of a bound method
-    if not isinstance(thing, nn.Module):
-        return (id(thing), *_scalar_attributes(thing))
+    part = getattr(part, "__self__", part)  # the object of a bound method
+    if not isinstance(part, nn.Module):
+        return (id(part), *_scalar_attributes(part))
     marks: list[Any] = []
-    for name, module in thing.named_modules():
+    for name, module in part.named_modules():
         marks += [(name, id(module)), *_scalar_attributes(module)]
         tensors = [*module._parameters.items(), *module._buffers.items()]
         marks += [(name, key, id(x)) for key, x in tensors]
     return tuple(marks)
 
 
-def _scalar_attributes(thing: Any) -> list[tuple[str, Any]]:
-    attributes = getattr(thing, "__dict__", {})
+def _scalar_attributes(part: Any) -> list[tuple[str, Any]]:
+    attributes = getattr(part, "__dict__", {})
     return [(key, x) for key, x in attributes.items() if type(x) in _SCALAR_TYPES]
 
 
@@ -186,11 +186,11 @@ class CapturedRollout:
         transforms = [(fingerprint(x), _tensor_versions(x)) for x in self._env_transforms()]
         changed = self._fingerprints is not None and transforms != self._fingerprints
         # Initial states may be outdated, for example if the goal or a transform has changed.
-        self.pool.keep_to(self.captured.structure())
+        self.pool.discard_if_other_structure(self.captured.structure())
         if changed or self.pool.is_outdated():
             self.pool.empty()
         if changed:
-            self.pool.forget_twin()
+            self.pool.discard_twin()
         self._fingerprints = transforms
         if self.pool.is_stale or not self._is_prepared:
             self.captured.read_assumed()
@@ -214,7 +214,7 @@ class CapturedRollout:
             )
             if policy_key != (fingerprint(policy), *self._transforms(), exploration):
                 raise CaptureError("the policy or a transform changes attributes when it is called")
-            outer.belong_to(program)
+            outer.record_paths(program)
             loop = self._make_loop(program, len(state), len(now))
             # Capturing finds the tensors that determine the path; they change the signature.
             key = (*policy_key, self.captured.signature())

@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchrl_marl.capture.program import announce
+from torchrl_marl.capture.program import announce_slow_work
 from torchrl_marl.collectors.ray_connection import Connection, connect
 from torchrl_marl.collectors.shard import Shard, ShardActor, is_exact, to_arrays, unpack
 from torchrl_marl.collectors.sharded import ReplayLog, ShardResult, Weights, WeightsRecord
 from torchrl_marl.errors import ConfigError, UserError, WorkerError
 from torchrl_marl.runtime.trust import is_trusting
 
-__all__ = ["ActorFailure", "OnRay", "answer_of"]
+__all__ = ["ActorFailure", "RayPlacement", "get_answer"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ActorFailure:
         return error
 
 
-def answer_of(ray: Any, result: Any, ready: bool, timeout: float, who: str = "") -> Any:
+def get_answer(ray: Any, result: Any, ready: bool, timeout: float, prefix: str = "") -> Any:
     """Returns the answer of an actor, or its :class:`ActorFailure`.
 
     Args:
@@ -52,7 +52,7 @@ def answer_of(ray: Any, result: Any, ready: bool, timeout: float, who: str = "")
         result (ObjectRef): result of the call.
         ready (bool): whether the call has ended.
         timeout (float): time waited for the call, in seconds.
-        who (str): prefix of the message of a :class:`UserError`.
+        prefix (str): prefix of the message of a :class:`UserError`.
 
     Raises:
         UserError: the actor raised a :class:`UserError`, whose cause the user can correct.
@@ -64,18 +64,20 @@ def answer_of(ray: Any, result: Any, ready: bool, timeout: float, who: str = "")
     except ray.exceptions.RayTaskError as error:
         cause = error.cause
         if isinstance(cause, UserError) and not isinstance(cause, WorkerError):
-            raise _prefix_error(cause, who, str(error)) from None
+            raise _prefix_error(cause, prefix, str(error)) from None
         return ActorFailure(_describe_error(error), lost=False, traceback=str(error))
     except ray.exceptions.RayError as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return ActorFailure(f"is gone ({lines[0]})", lost=True, traceback=str(error))
 
 
-def _prefix_error(cause: UserError, who: str, traceback: str) -> UserError:
-    if not who:
+def _prefix_error(cause: UserError, prefix: str, traceback: str) -> UserError:
+    if not prefix:
         return cause
     kind = type(cause)
-    error = kind.__new__(kind, f"{who}: {cause}")  # the error's __init__ may have other arguments
+    error = kind.__new__(
+        kind, f"{prefix}: {cause}"
+    )  # the error's __init__ may have other arguments
     error.add_note(f"There:\n{traceback}")
     return error
 
@@ -91,7 +93,7 @@ def _describe_error(error: Any) -> str:
 _BUILD_TIMEOUT = 300.0  # minimum timeout, in seconds, for an actor to import and build its shards
 
 
-class OnRay:
+class RayPlacement:
     """Shards on Ray actors, which are replaced if they die, fail or stop answering.
 
     A lost shard is restored from its last snapshot and replays the batches since then, so a run
@@ -99,7 +101,7 @@ class OnRay:
     episodes. Restarts and lost episodes are counted.
 
     Args:
-        makers (sequence of callable): ``maker(life)`` builds a shard, in any process.
+        makers (sequence of callable): ``maker(n_restarts)`` builds a shard, in any process.
         actors (int, optional): number of actors; by default one per shard, if there
             are enough CPUs.
         address (str, optional): address of a cluster; by default ``RAY_ADDRESS``, or a local Ray
@@ -177,13 +179,13 @@ class OnRay:
         sent = self._ray.put(to_arrays(weights))
         self._pending_batches.append([actor.play.remote(sent, with_state) for actor in self.actors])
 
-    def take(self, journal: ReplayLog) -> list[ShardResult]:
+    def take(self, replay_log: ReplayLog) -> list[ShardResult]:
         """Returns every shard's part of the oldest batch in progress."""
         first = "the actors build their environments, compile graphs, and play a first batch"
-        with contextlib.nullcontext() if self._has_played else announce(first):
+        with contextlib.nullcontext() if self._has_played else announce_slow_work(first):
             answers = self._await(self._pending_batches.popleft())
         self._has_played = True
-        played = [one for a, own in enumerate(answers) for one in self._results(a, own, journal)]
+        played = [one for a, own in enumerate(answers) for one in self._results(a, own, replay_log)]
         self._refill_spares()
         return played
 
@@ -196,23 +198,23 @@ class OnRay:
         ended, _ = self.connection.wait(calls, 1, self.timeout)
         return next(iter(ended), calls[0])
 
-    def take_of(self, a: int, call: Any, journal: ReplayLog) -> list[ShardResult]:
+    def take_from_actor(self, a: int, call: Any, replay_log: ReplayLog) -> list[ShardResult]:
         """Returns the batches of one actor's shards.
 
         Args:
             a (int): index of the actor.
             call (ObjectRef): pending call from :meth:`play`.
-            journal (ReplayLog): log from which lost shards are restored.
+            replay_log (ReplayLog): log from which lost shards are restored.
         """
         (answer,) = self._await([call])
-        played = self._results(a, answer, journal)
+        played = self._results(a, answer, replay_log)
         self._refill_spares()
         return played
 
-    def _results(self, a: int, answer: Any, journal: ReplayLog) -> list[ShardResult]:
+    def _results(self, a: int, answer: Any, replay_log: ReplayLog) -> list[ShardResult]:
         """Returns the batches of an actor's shards; plays them again if the actor has failed."""
         if isinstance(answer, ActorFailure):
-            answer = self._recover_actor(a, answer, journal)
+            answer = self._recover_actor(a, answer, replay_log)
         own = zip(self.own[a], answer)
         played = [ShardResult(unpack(batch), state, i in self._lost) for i, (batch, state) in own]
         self.counters["episodes_lost"] += sum(len(one.batch) for one in played if one.lost)
@@ -226,17 +228,17 @@ class OnRay:
         ready = set(ended)
         subjects = [f"shard {_shard_list(own)} {what}" if what else "" for own in self.own]
         return [
-            answer_of(self._ray, x, x in ready, timeout, own) for x, own in zip(results, subjects)
+            get_answer(self._ray, x, x in ready, timeout, own) for x, own in zip(results, subjects)
         ]
 
     # -------------------------------------------------------------------------------- deaths
 
-    def _recover_actor(self, a: int, failure: ActorFailure, journal: ReplayLog) -> Any:
+    def _recover_actor(self, a: int, failure: ActorFailure, replay_log: ReplayLog) -> Any:
         """Restores a failed actor's shards; returns their part of the batch that began first."""
         tries = 1
         while tries <= self.max_restarts:
             self._replace_actor(a, failure)
-            answer = self._replay(a, journal)
+            answer = self._replay(a, replay_log)
             if not isinstance(answer, ActorFailure):
                 return answer
             tries += 1
@@ -261,29 +263,29 @@ class OnRay:
             self._ray.kill(self.actors[a])
             self.actors[a] = self._spares.pop() if self._spares else self._new_actor()
 
-    def _replay(self, a: int, journal: ReplayLog) -> Any:
+    def _replay(self, a: int, replay_log: ReplayLog) -> Any:
         """Rebuilds an actor's shards, replays their batches, and starts the pending ones again."""
-        call = self._start_building(a, self._snapshots_of(a, journal), trust=True)
+        call = self._start_building(a, self._snapshots_of(a, replay_log), trust=True)
         (answer,) = self._await([call], _BUILD_TIMEOUT)
         if isinstance(answer, ActorFailure):
             return answer
         # Shards with new episodes have nothing to replay.
         lost_episodes = not self._lost.isdisjoint(self.own[a])
-        entries = journal.entries[journal.taken if lost_episodes else 0 :]
+        entries = replay_log.entries[replay_log.taken if lost_episodes else 0 :]
         results = [self.play(a, entry) for entry in entries]
-        results = results[0 if lost_episodes else journal.taken :]
+        results = results[0 if lost_episodes else replay_log.taken :]
         for later, result in zip(self._pending_batches, results[1:]):
             later[a] = result
         return self._await(results[:1])[0]
 
-    def _snapshots_of(self, a: int, journal: ReplayLog) -> dict[int, Mapping[str, Any]]:
+    def _snapshots_of(self, a: int, replay_log: ReplayLog) -> dict[int, Mapping[str, Any]]:
         """Returns the snapshots of an actor's shards; a shard without one begins new episodes."""
-        if journal.keeps and journal.snapshots is None:
+        if replay_log.keep_records and replay_log.snapshots is None:
             return {}  # the shards' initial states
         states = {}
         for i in self.own[a]:
-            if journal.keeps and is_exact(journal.snapshots[i]):  # type: ignore[index]
-                states[i] = journal.snapshots[i]  # type: ignore[index]
+            if replay_log.keep_records and is_exact(replay_log.snapshots[i]):  # type: ignore[index]
+                states[i] = replay_log.snapshots[i]  # type: ignore[index]
             else:
                 self._mark_lost(i)
         return states

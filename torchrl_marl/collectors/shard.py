@@ -48,20 +48,20 @@ class Note(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...  # noqa: D102
 
 
-def shard_seed(seed: int, shard: int, life: int = 0) -> int:
+def shard_seed(seed: int, shard: int, n_restarts: int = 0) -> int:
     """Returns the random seed of a shard.
 
     Args:
         seed (int): random seed of the run.
         shard (int): index of the shard.
-        life (int): number of restarts without a snapshot. It changes the seed, to avoid repeating
-            the first episodes.
+        n_restarts (int): number of restarts without a snapshot. It changes the seed, to avoid
+            repeating the first episodes.
 
     Examples:
         >>> len({shard_seed(0, 0), shard_seed(0, 1), shard_seed(1, 0), shard_seed(0, 0, 1)})
         4
     """
-    return int(np.random.SeedSequence([seed, shard, life]).generate_state(1)[0]) >> 1
+    return int(np.random.SeedSequence([seed, shard, n_restarts]).generate_state(1)[0]) >> 1
 
 
 class Shard:
@@ -78,7 +78,7 @@ class Shard:
         frames_per_batch (int): environment steps of this shard per batch.
         execution (str): as in :class:`RolloutCollector`.
         team (TeamSpec): groups whose observations and rewards must be finite.
-        life (int): number of restarts without a snapshot.
+        n_restarts (int): number of restarts without a snapshot.
         threads (int): number of CPU threads of torch.
         note (Note, optional): callable that adds entries to every batch.
 
@@ -102,12 +102,17 @@ class Shard:
         frames_per_batch: int,
         team: TeamSpec,
         execution: Execution = "eager",
-        life: int = 0,
+        n_restarts: int = 0,
         threads: int = 1,
         note: Note | None = None,
     ) -> None:
         self.note = note
-        self.policy, self.random, self.life, self.threads = policy, random, life, threads
+        self.policy, self.random, self.n_restarts, self.threads = (
+            policy,
+            random,
+            n_restarts,
+            threads,
+        )
         self.num_envs = env.batch_size.numel()
         with self._active_state():
             self.collector = RolloutCollector(
@@ -148,7 +153,7 @@ class Shard:
         with self._active_state():
             state = self.collector.state_dict()
         state.pop("policy_state_dict", None)
-        own = {"random": self.random.state_dict(), "life": self.life}
+        own = {"random": self.random.state_dict(), "life": self.n_restarts}
         if self.note is not None:
             own["note"] = self.note.state_dict()
         return copy.deepcopy({"collector": state, **own})
@@ -165,7 +170,7 @@ class Shard:
             continues = self.collector.load_state_dict(state["collector"])
         if continues or "carry" not in state["collector"]:
             self.random.load_state_dict(state["random"])
-            self.life = state["life"]
+            self.n_restarts = state["life"]
             if self.note is not None:
                 self.note.load_state_dict(state.get("note", {}))
             return True
@@ -261,7 +266,7 @@ class ShardActor:
         """Builds shards, which replace the current ones.
 
         Args:
-            makers (mapping): index of a shard -> ``maker(life)``.
+            makers (mapping): index of a shard -> ``maker(n_restarts)``.
             lives (mapping): index -> number of restarts without a snapshot.
             states (mapping): index -> saved state, for shards that have one.
             trust (bool): whether to unpickle the environments that the states contain.

@@ -44,8 +44,8 @@ class ReplayLog:
     has already taken the first ``taken`` of these batches.
 
     Args:
-        keeps (bool): whether to keep the records of batches that were taken. False if lost shards
-            begin new episodes instead of replaying batches.
+        keep_records (bool): whether to keep the records of batches that were taken. False if lost
+            shards begin new episodes instead of replaying batches.
 
     Attributes:
         snapshots (list of dict, optional): snapshots of the shards; None if the shards are replayed
@@ -54,19 +54,19 @@ class ReplayLog:
         taken (int): number of these batches that were taken.
 
     Examples:
-        >>> journal = ReplayLog()
+        >>> replay_log = ReplayLog()
         >>> for _ in range(2):
-        ...     journal.begin(WeightsRecord({}))
-        >>> journal.take(None)
-        >>> len(journal.entries), journal.taken
+        ...     replay_log.begin(WeightsRecord({}))
+        >>> replay_log.take(None)
+        >>> len(replay_log.entries), replay_log.taken
         (2, 1)
-        >>> journal.take([{"random": 0}])
-        >>> len(journal.entries), journal.taken
+        >>> replay_log.take([{"random": 0}])
+        >>> len(replay_log.entries), replay_log.taken
         (0, 0)
     """
 
-    def __init__(self, keeps: bool = True) -> None:
-        self.keeps = keeps
+    def __init__(self, keep_records: bool = True) -> None:
+        self.keep_records = keep_records
         self.snapshots: list[dict[str, Any]] | None = None
         self.entries: list[WeightsRecord] = []
         self.taken = 0
@@ -84,7 +84,7 @@ class ReplayLog:
         self.taken += 1
         if snapshots is not None:
             self.snapshots = list(snapshots)
-        if snapshots is not None or not self.keeps:
+        if snapshots is not None or not self.keep_records:
             del self.entries[: self.taken]
             self.taken = 0
 
@@ -124,11 +124,11 @@ class Placement(Protocol):
             with_state (bool): whether to return the shards' states, too.
         """
 
-    def take(self, journal: ReplayLog) -> list[ShardResult]:
+    def take(self, replay_log: ReplayLog) -> list[ShardResult]:
         """Returns every shard's part of the oldest batch in progress, in the shards' order.
 
         Args:
-            journal (ReplayLog): log from which lost shards are restored.
+            replay_log (ReplayLog): log from which lost shards are restored.
 
         Raises:
             NonFiniteError: a value is NaN or infinite; the message names the entry.
@@ -153,7 +153,7 @@ class LocalPlacement:
     """Shards in this process, which collect sequentially.
 
     Args:
-        makers (sequence of callable): ``maker(life)`` builds a shard.
+        makers (sequence of callable): ``maker(n_restarts)`` builds a shard.
     """
 
     def __init__(self, makers: Sequence[Callable[[int], Shard]]) -> None:
@@ -169,7 +169,7 @@ class LocalPlacement:
             own.state = shard.state_dict() if with_state else None
         self._finished_batches.append(played)
 
-    def take(self, journal: ReplayLog) -> list[ShardResult]:
+    def take(self, replay_log: ReplayLog) -> list[ShardResult]:
         """Returns every shard's part of the oldest batch."""
         return self._finished_batches.popleft()
 
@@ -213,7 +213,7 @@ class ShardedCollector:
         snapshot_every (int): number of batches between two snapshots, from which lost shards are
             restored. With 0 there are no snapshots, and the shards are asked for their states when
             a run is saved.
-        live (bool): whether the shards use the learner's policy itself.
+        shares_policy (bool): whether the shards use the learner's policy itself.
         device (torch.device, optional): device of batches; by default that of the shards.
 
     Attributes:
@@ -230,14 +230,14 @@ class ShardedCollector:
         >>> from torchrl_marl.collectors.shard import Shard, shard_seed
         >>> from torchrl_marl.envs import VmasEnv
         >>> from torchrl_marl.runtime.random_state import RandomState
-        >>> def make(number, life):
-        ...     random = RandomState(shard_seed(0, number, life))
+        >>> def make(number, n_restarts):
+        ...     random = RandomState(shard_seed(0, number, n_restarts))
         ...     with random.active():
         ...         env = VmasEnv("balance", num_envs=4, max_steps=100, seed=number)
         ...     team = TeamSpec.from_env(env)
         ...     return Shard(env, env.rand_action, random, frames_per_batch=40, team=team)
         >>> here = LocalPlacement([partial(make, number) for number in range(2)])
-        >>> ShardedCollector(here, torch.nn.Identity(), live=True).rollout().shape
+        >>> ShardedCollector(here, torch.nn.Identity(), shares_policy=True).rollout().shape
         torch.Size([8, 10])
     """
 
@@ -250,17 +250,17 @@ class ShardedCollector:
         *,
         overlap: int = 0,
         snapshot_every: int = 1,
-        live: bool = False,
+        shares_policy: bool = False,
         device: torch.device | str | None = None,
     ) -> None:
-        if live and overlap:
+        if shares_policy and overlap:
             raise ValueError("overlap is given, but shards act by the learner's policy itself.")
         self.placement, self.policy, self.device = placement, policy, device
-        self.overlap, self.live = overlap, live
-        self.snapshot_every = 0 if live else snapshot_every
+        self.overlap, self.shares_policy = overlap, shares_policy
+        self.snapshot_every = 0 if shares_policy else snapshot_every
         self.frames = 0
         self.renewed: Tensor | None = None
-        self._replay_log = ReplayLog(keeps=self.snapshot_every > 0)
+        self._replay_log = ReplayLog(keep_records=self.snapshot_every > 0)
         self._n_begun = 0
         self._n_ahead = 0
         self._previous_counters: dict[str, int] = {}
@@ -282,7 +282,7 @@ class ShardedCollector:
             self._begin_batch()
         played = self.placement.take(self._replay_log)
         self._n_ahead -= 1
-        if not self.live:
+        if not self.shares_policy:
             states = [own.state for own in played if own.state is not None]
             self._replay_log.take(states or None)
         batch = self._concatenate(played)
@@ -294,7 +294,7 @@ class ShardedCollector:
     def _begin_batch(self) -> None:
         self._n_begun += 1
         self._n_ahead += 1
-        if self.live:
+        if self.shares_policy:
             self.placement.begin(None)
             return
         due = self.snapshot_every > 0 and self._n_begun % self.snapshot_every == 0
@@ -342,7 +342,7 @@ class ShardedCollector:
         continues = [True]
         if shards is not None or self._n_begun:
             continues = self.placement.load(shards)
-        self._replay_log = ReplayLog(keeps=self.snapshot_every > 0)
+        self._replay_log = ReplayLog(keep_records=self.snapshot_every > 0)
         self._replay_log.snapshots = None if shards is None else list(shards)
         self._n_ahead, self._n_begun = 0, int(begun)
         if any(continues) and not all(continues):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torchrl_marl.errors import ConfigError, UserError, nearest, quoted
-from torchrl_marl.runtime.import_path import refuse_current
+from torchrl_marl.runtime.import_path import check_not_in_current_folder
 from torchrl_marl.settings.formatting import expectation, shown
 from torchrl_marl.settings.registry import Registry
 
@@ -120,7 +120,7 @@ class Library:
             kwargs (mapping): arguments of the environment.
         """
         for package in self.packages:
-            refuse_current(package)
+            check_not_in_current_folder(package)
         module, _, name = self.adapter.partition(":")
         adapter = getattr(importlib.import_module(module), name)
         own = {self.kwargs_name: dict(kwargs)} if self.kwargs_name else kwargs

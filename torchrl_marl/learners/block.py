@@ -18,8 +18,8 @@ from torchrl_marl.learners.networks import (
     ObservationNorms,
     check_channels,
     check_networks_of_members,
-    must_stay_apart,
-    seen_by_critics,
+    critic_input_group,
+    need_separate_networks,
 )
 from torchrl_marl.modules.config import carries, communicates, gives_links
 from torchrl_marl.modules.joined_actor import GroupActors
@@ -47,7 +47,7 @@ class Block:
     Args:
         groups (mapping of name to GroupSpec): the groups of a learner.
         apart (bool): whether every group stays separate.
-        seen (GroupSpec, optional): the agents in the input of critics across groups.
+        input_group (GroupSpec, optional): the agents in the input of critics across groups.
         acted (sequence of str): entries that policies write when they act, such as ``action``.
         remembered (sequence of str): entries that networks with memory or communication read;
             ``is_init`` and ``links`` are read at the next step, too.
@@ -73,14 +73,14 @@ class Block:
         groups: Mapping[str, GroupSpec],
         *,
         apart: bool = False,
-        seen: GroupSpec | None = None,
+        input_group: GroupSpec | None = None,
         acted: Sequence[str] = ("action", "action_log_prob"),
         remembered: Sequence[str] = (),
         n_members: int = 1,
         reads_state: bool = False,
     ) -> None:
         self.reads_state = reads_state
-        self.groups, self.seen, self.acted = dict(groups), seen, tuple(acted)
+        self.groups, self.input_group, self.acted = dict(groups), input_group, tuple(acted)
         self.remembered = tuple(remembered)
         self.n_members = n_members
         joinable = (
@@ -92,7 +92,7 @@ class Block:
         if n_members > 1:
             teams = [of_members(team, n_members) for team in teams]
         self.joined = {group.name: group for group in teams}
-        all_groups = [*teams] if seen is None else [*teams, seen]
+        all_groups = [*teams] if input_group is None else [*teams, input_group]
         self.births = Births({own.name: own for group in all_groups for own in group.sources})
 
     def gather(self, batch: TensorDictBase) -> TensorDictBase:
@@ -110,14 +110,14 @@ class Block:
             own = group.data(following) if group.agent_done else following
             check_flags(group, own)
         gathered = [*self._gather_trained(batch, data)]
-        apart = self.seen is not None and self.seen.name not in self.joined
+        apart = self.input_group is not None and self.input_group.name not in self.joined
         if apart:
             gathered.append(self._gather_seen(batch, data))
         born, groups = self.births.update(batch), self.births.groups.items()
         known = {name: flags_of(group, batch, born.get(name)) for name, group in groups}
         for group, now, then in gathered:
             self._add_flags(group, known, now, then)
-            if apart and group is self.seen and group.mask_key is not None:
+            if apart and group is self.input_group and group.mask_key is not None:
                 then.set("mask", then.get(BOOTSTRAPS))  # networks across groups read it
         return data
 
@@ -149,7 +149,7 @@ class Block:
         return data
 
     def _gather_seen(self, batch: TensorDictBase, data: TensorDictBase) -> Gathered:
-        group = self.seen
+        group = self.input_group
         assert group is not None
         now = group.gather(batch, flags=True)
         then = group.gather(batch.get("next"), flags=True)
@@ -274,14 +274,14 @@ class BlockLearner(nn.Module):
         self.remembers = getattr(config, "remembers", False)
         self.remembered = _required_entries(config)
         self.communicates = communicates(config.actor)
-        seen = seen_by_critics((self.groups if team is None else team.groups).values(), config)
+        seen = critic_input_group((self.groups if team is None else team.groups).values(), config)
         if seen is not None and n_members > 1:
             seen = of_members(seen, n_members, same_actions=False)
-        apart = must_stay_apart(config)
+        apart = need_separate_networks(config)
         self.block = Block(
             self.groups,
             apart=apart,
-            seen=seen,
+            input_group=seen,
             acted=self.acted,
             remembered=self.remembered,
             n_members=n_members,
@@ -343,11 +343,11 @@ class BlockLearner(nn.Module):
         assert self.members is not None
         self.members.copy(self, parent)
 
-    def take_member(self, many: Any, member: int, *, replay: bool = True) -> None:
+    def take_member(self, population: Any, member: int, *, replay: bool = True) -> None:
         """Copies a population member's state, except networks and statistics, to this learner.
 
         Args:
-            many (BlockLearner): learner of the same kind, with members.
+            population (BlockLearner): learner of the same kind, with members.
             member (int): index of the member.
             replay (bool): whether to copy the replay buffer, too.
         """

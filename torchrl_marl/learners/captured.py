@@ -160,7 +160,7 @@ class CapturedUpdates(Updates):
                 leaves[0] = indices
                 rows.append(self._program(keys, leaves).flat(leaves)[0])
             ends.append(len(rows))
-            if stop.watches:
+            if stop.needs_kl:
                 stop.check(torch.stack(rows[first:])[:, : len(stop.stopped)])
         table = torch.stack(rows)
         n_epochs, finite = self._count_epochs(table, ends)
@@ -282,7 +282,7 @@ class CapturedUpdates(Updates):
                 metrics[name, "grad_norm"] = clip.scale(of_clip)
                 if self.members is not None:
                     self.members.note(metrics[name, "grad_norm"])
-            columns = [self.stop.watched(metrics)]
+            columns = [self.stop.kl_of_update(metrics)]
             columns += [value.reshape(-1) for value in metrics.values()]
             ends = pairwise(accumulate(map(len, columns)))
             self._columns = {key: slice(*own) for key, own in zip(metrics, ends)}

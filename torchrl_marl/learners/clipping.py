@@ -15,7 +15,7 @@ from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 from torchrl.modules import ProbabilisticActor
 
-from torchrl_marl.learners.rows import rows_served
+from torchrl_marl.learners.rows import groups_served_by_rows
 from torchrl_marl.modules.memory.states import STATES, state_size
 from torchrl_marl.modules.networks import channels_of
 from torchrl_marl.specs import GroupSpec
@@ -67,7 +67,7 @@ class GradientClip:
     def of_networks(
         cls,
         group: GroupSpec,
-        seen: GroupSpec | None,
+        input_group: GroupSpec | None,
         actor: ProbabilisticActor,
         critic: TensorDictModule,
         limit: float | None,
@@ -77,7 +77,7 @@ class GradientClip:
 
         Args:
             group (GroupSpec): the agents of a group, or of several groups joined into one.
-            seen (GroupSpec, optional): the agents in the input of a critic across groups.
+            input_group (GroupSpec, optional): the agents in the input of a critic across groups.
             actor, critic (TensorDictModule): networks of the agents.
             limit (float, optional): maximum norm; None for no clipping.
             per_agent (bool): whether each agent's policy is treated as a separate group. All rows
@@ -95,7 +95,13 @@ class GradientClip:
         draws = sum(channel.draws for channel in channels_of(actor))
         states |= {"channel": draws} if draws else {}
         clip = cls.of_outputs(
-            group, parameters, outputs, limit, seen=seen, per_agent=per_agent, states=states
+            group,
+            parameters,
+            outputs,
+            limit,
+            input_group=input_group,
+            per_agent=per_agent,
+            states=states,
         )
         if per_agent and clip.row_groups is not None:
             ends = torch.tensor([0, *clip.sizes]).cumsum(0).tolist()
@@ -113,7 +119,7 @@ class GradientClip:
         outputs: Callable[[TensorDict], Tensor],
         limit: float | None,
         *,
-        seen: GroupSpec | None = None,
+        input_group: GroupSpec | None = None,
         per_agent: bool = False,
         states: Mapping[str, int] | None = None,
     ) -> GradientClip:
@@ -125,7 +131,7 @@ class GradientClip:
             outputs (callable): maps observations and actions, ``[B]``, to the networks' outputs,
                 ``[B, N]``.
             limit (float, optional): maximum norm; None for no clipping.
-            seen (GroupSpec, optional): other agents in a network's input.
+            input_group (GroupSpec, optional): other agents in a network's input.
             per_agent (bool): whether each agent is treated as a separate group.
             states (mapping, optional): leaf -> width per agent, for the networks' other inputs:
                 hidden states, and samples of the communication channel.
@@ -135,7 +141,7 @@ class GradientClip:
         n_groups = max(index) + 1
         if n_groups == 1:
             return cls(parameters, limit)
-        rows = rows_served(index, group, seen, outputs, parameters, states)
+        rows = groups_served_by_rows(index, group, input_group, outputs, parameters, states)
         return cls(parameters, limit, n_groups=n_groups, rows=rows)
 
     @classmethod
@@ -145,7 +151,7 @@ class GradientClip:
         parameters: Iterable[nn.Parameter],
         limit: float | None,
         *,
-        seen: GroupSpec | None = None,
+        input_group: GroupSpec | None = None,
     ) -> GradientClip:
         """Builds the clip of critics or Q-networks; finds the groups of each parameter's rows.
 
@@ -153,7 +159,7 @@ class GradientClip:
             loss (OffPolicyLoss): loss with the networks.
             parameters (iterable of Parameter): parameters of the networks.
             limit (float, optional): maximum norm; None for no clipping.
-            seen (GroupSpec, optional): other agents in a mixer's input.
+            input_group (GroupSpec, optional): other agents in a mixer's input.
         """
         from torchrl_marl.modules.exploration import RandomActor
 
@@ -163,7 +169,9 @@ class GradientClip:
         def values(td: TensorDict) -> Tensor:
             return loss.values(act(td)).sum(-1)
 
-        return cls.of_outputs(loss.group, parameters, values, limit, seen=seen, states=loss.states)
+        return cls.of_outputs(
+            loss.group, parameters, values, limit, input_group=input_group, states=loss.states
+        )
 
     def __call__(self) -> Tensor:
         """Clips the parameters' gradients; returns the unclipped norms, a scalar or ``[G]``."""
@@ -196,29 +204,29 @@ class GradientClip:
         own, common = norms[:-1], norms[-1:]
         return (own.square() + common.square()).sqrt()
 
-    def rows_of(self, flags: Tensor, common: Tensor | None = None) -> list[Tensor]:
+    def rows_of(self, flags: Tensor, shared: Tensor | None = None) -> list[Tensor]:
         """Returns a mask of each parameter's rows that serve a flagged group.
 
         Args:
             flags (Tensor): bool, ``[G]``.
-            common (Tensor, optional): flag of the rows that serve several groups; default: True if
+            shared (Tensor, optional): flag of the rows that serve several groups; default: True if
                 any group is flagged.
 
         Shapes:
             - each: bool, a scalar or ``[rows, 1, ...]`` with the parameter's number of dims
         """
-        return self.spread_all(flags, flags.any() if common is None else common)
+        return self.spread_all(flags, flags.any() if shared is None else shared)
 
-    def spread_all(self, values: Tensor, common: Tensor) -> list[Tensor]:
+    def spread_all(self, values: Tensor, shared: Tensor) -> list[Tensor]:
         """Returns, for each parameter, the value of each row, as :meth:`spread` does.
 
         Args:
             values (Tensor): a value for each group, ``[G]``.
-            common (Tensor): value of the rows that serve several groups, a scalar.
+            shared (Tensor): value of the rows that serve several groups, a scalar.
         """
         if self.row_groups is None:
             return [values[0]] * len(self.parameters)
-        return self.spread(torch.cat([values, common.unsqueeze(0)]))
+        return self.spread(torch.cat([values, shared.unsqueeze(0)]))
 
     def spread(self, values: Tensor) -> list[Tensor]:
         """Returns, for each parameter, the value that belongs to each of its rows.

@@ -134,13 +134,13 @@ class EpochLearner(BlockLearner):
 
     def _warmed_up(self, windows: TensorDictBase) -> TensorDictBase:
         """Returns windows without their burn-in, with refreshed hidden states."""
-        from torchrl_marl.learners.windows import recall_all, warmed_up
+        from torchrl_marl.learners.windows import drop_burn_in, hidden_states_after
 
         recall = [
-            partial(recall_all, self.networks_in_use(loss), self.block.joined[name])
+            partial(hidden_states_after, self.networks_in_use(loss), self.block.joined[name])
             for name, loss in self.losses.items()
         ]
-        return warmed_up(windows, self._burn_in, recall)
+        return drop_burn_in(windows, self._burn_in, recall)
 
     @property
     def actor(self) -> nn.Module:
@@ -212,9 +212,9 @@ class EpochLearner(BlockLearner):
         """Returns the frames of a batch, or its windows for networks with memory."""
         keys = minibatch_keys(self.losses.values())
         if self.remembers:
-            from torchrl_marl.learners.windows import windows_of
+            from torchrl_marl.learners.windows import cut_windows
 
-            return windows_of(data, keys, self.config.window)
+            return cut_windows(data, keys, self.config.window)
         return data.select(*keys, strict=False).reshape(-1)
 
     def _train(self, frames: TensorDictBase) -> TensorDict:

@@ -102,6 +102,6 @@ class ImplicitQLearner(ReplayLearner):
             parameters,
             outputs,
             self.config.max_grad_norm,
-            seen=self.block.seen,
+            input_group=self.block.input_group,
             states=loss.states,
         )

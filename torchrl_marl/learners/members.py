@@ -280,7 +280,7 @@ def _write_in_place(loss: Any, name: str, values: Tensor) -> None:
 def settings_of_members(
     config: Any,
     n_members: int,
-    given: Mapping[str, Tensor],
+    settings: Mapping[str, Tensor],
     device: torch.device | str | None = None,
 ) -> dict[str, Tensor]:
     """Returns the members' learning rates and the given settings, ``[P]`` each.
@@ -288,7 +288,7 @@ def settings_of_members(
     Args:
         config (LearnerConfig): settings of one member.
         n_members (int): number P of members, 2 or more.
-        given (mapping): name of a setting -> its value for each member, ``[P]``.
+        settings (mapping): name of a setting -> its value for each member, ``[P]``.
         device (torch.device, optional): device of the tensors.
 
     Raises:
@@ -302,14 +302,16 @@ def settings_of_members(
     if n_members < 2:
         raise ConfigError(f"n_members is {n_members}, expected 2 or more.")
     known = varying_of(config)
-    for name, values in given.items():
+    for name, values in settings.items():
         if name not in known or len(values) != n_members:
             raise ConfigError(
                 f"settings[{name!r}] has {len(values)} values, expected {n_members}, one for "
                 f"each member, of {', '.join(known)}."
             )
     rates = [name for name in known if name == "lr" or name.endswith("_lr")]
-    found = {name: torch.full((n_members,), getattr(config, name)) for name in rates} | dict(given)
+    found = {name: torch.full((n_members,), getattr(config, name)) for name in rates} | dict(
+        settings
+    )
     return {
         name: torch.as_tensor(values, dtype=torch.float32).to(device).clone()
         for name, values in found.items()

@@ -31,8 +31,8 @@ __all__ = [
     "ObservationNorms",
     "check_channels",
     "check_networks_of_members",
-    "must_stay_apart",
-    "seen_by_critics",
+    "critic_input_group",
+    "need_separate_networks",
 ]
 
 
@@ -73,7 +73,7 @@ class NetworkBuilder:
     Args:
         config (TrainedConfig): settings of the learner.
         norms (ObservationNorms): running statistics of observations.
-        seen (GroupSpec, optional): agents in the input of a critic or a mixer across groups.
+        input_group (GroupSpec, optional): agents in the input of a critic or a mixer across groups.
         device (torch.device, optional): device of the networks.
 
     Raises:
@@ -85,10 +85,10 @@ class NetworkBuilder:
         self,
         config: Any,
         norms: ObservationNorms,
-        seen: GroupSpec | None,
+        input_group: GroupSpec | None,
         device: torch.device | str | None,
     ) -> None:
-        self.config, self.norms, self.seen, self.device = config, norms, seen, device
+        self.config, self.norms, self.input_group, self.device = config, norms, input_group, device
 
     def actor(
         self, group: GroupSpec, make: Callable[..., TensorDictModuleBase] = make_actor
@@ -129,7 +129,7 @@ class NetworkBuilder:
             )
         settings = {
             **self._critic_input_settings(group),
-            "team": self.seen,
+            "team": self.input_group,
             "value_norm": value_norm,
         }
         return self._build(group, "critic", partial(make_critic, group, config.critic, **settings))
@@ -150,7 +150,7 @@ class NetworkBuilder:
         self._refuse_branches(group)
         config = self.config
         make: Callable[..., TensorDictSequential] = make_action_critic
-        settings: dict[str, Any] = {"team": self.seen}
+        settings: dict[str, Any] = {"team": self.input_group}
         if config.mixed:
             make, settings = make_mixed_critic, vars(config.mixer)
         settings = {**self._critic_input_settings(group), **settings, "n_critics": n_critics}
@@ -164,7 +164,7 @@ class NetworkBuilder:
         from torchrl_marl.modules.mixers import make_mixer
 
         own = self.config.mixer
-        settings = {**self._critic_input_settings(group), "team": self.seen}
+        settings = {**self._critic_input_settings(group), "team": self.input_group}
         settings |= {"hidden": own.hidden, "init_scale": own.init_scale}
         return self._build(
             group, "mixer", partial(make_mixer, group, self.config.mixes, **settings)
@@ -180,7 +180,7 @@ class NetworkBuilder:
     def _critic_input_settings(self, group: GroupSpec) -> dict[str, Any]:
         """Returns the settings of a critic's or mixer's input, with observation statistics."""
         config = self.config
-        norm = self.norms.of(group if self.seen is None else self.seen)
+        norm = self.norms.of(group if self.input_group is None else self.input_group)
         read = _state_to_read(group, config) or config.central
         return {"centralized": read, "observation_norm": norm}
 
@@ -209,13 +209,13 @@ def _state_to_read(
     return "agent_state" if own_only else "state"
 
 
-def seen_by_critics(groups: Iterable[GroupSpec], config: TrainedConfig) -> GroupSpec | None:
+def critic_input_group(groups: Iterable[GroupSpec], config: TrainedConfig) -> GroupSpec | None:
     """Returns a group of all agents that a critic across groups reads; None if no critic does."""
     across = config.central and config.central_input == "team"
     return join(list(groups), same_actions=False) if across else None
 
 
-def must_stay_apart(config: TrainedConfig) -> bool:
+def need_separate_networks(config: TrainedConfig) -> bool:
     """Returns whether groups need separate networks.
 
     This is the case if a network over a set of agents would otherwise read all groups. It is also

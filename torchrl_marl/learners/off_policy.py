@@ -139,7 +139,7 @@ class OffPolicyLearner(ReplayLearner):
     def make_steps(self) -> list[Step]:
         """Returns two steps: one of the critics, and one of the actors and temperatures."""
         config, losses, eps = self.config, self.losses, self.config.adam_eps
-        limit, seen = config.max_grad_norm, self.block.seen
+        limit, seen = config.max_grad_norm, self.block.input_group
         actors = [p for loss in losses.values() for p in loss.actor_network.parameters()]
         critics = [p for loss in losses.values() for p in loss.qvalue_network.parameters()]
         acting = {"actors": Adam(actors, config.actor_lr, eps)}
@@ -148,7 +148,9 @@ class OffPolicyLearner(ReplayLearner):
             acting["alphas"] = Adam(alphas, config.alpha_lr, eps)
         valuing = {"critics": Adam(critics, config.critic_lr, eps)}
         critic_clips = {
-            name: GradientClip.of_values(loss, loss.qvalue_network.parameters(), limit, seen=seen)
+            name: GradientClip.of_values(
+                loss, loss.qvalue_network.parameters(), limit, input_group=seen
+            )
             for name, loss in losses.items()
         }
         actor_clips = {

@@ -125,7 +125,9 @@ class OnPolicyLearner(EpochLearner):
         """Returns one gradient clip for actor and critic."""
         group, networks = self.block.joined[name], self.networks(self.losses[name])
         limit = self.config.max_grad_norm
-        return GradientClip.of_networks(group, self.block.seen, *networks, limit, self.per_agent)
+        return GradientClip.of_networks(
+            group, self.block.input_group, *networks, limit, self.per_agent
+        )
 
     def make_stop(self, clips: Mapping[str, GradientClip], device: torch.device) -> KLStop:
         """Returns the early stop at the KL limit of the policy."""

@@ -20,12 +20,12 @@ from torchrl_marl.learners.team_checks import (
     check_cooperative,
     check_cooperative_agents,
     check_turn_based,
-    refuse_apart,
+    refuse_separate_groups,
 )
 from torchrl_marl.modules.exploration import Explore
 from torchrl_marl.objectives.parallel_q import ParallelQLoss
 from torchrl_marl.specs import GroupSpec
-from torchrl_marl.specs.joining import as_one
+from torchrl_marl.specs.joining import as_single_group
 
 __all__ = ["ParallelQLearner"]
 
@@ -89,7 +89,7 @@ class ParallelQLearner(EpochLearner):
         self.mixers = nn.ModuleDict()
         for name, group in self.block.joined.items():
             actor = self.builder.q_actor(group)
-            mixed = as_one(group) if config.mixes_team else group
+            mixed = as_single_group(group) if config.mixes_team else group
             mixer = self.builder.mixer(mixed)
             explore = Explore(group, epsilon=config.exploration.epsilon, device=device)
             self.actors.add(group, TensorDictSequential(actor, explore))
@@ -106,7 +106,7 @@ class ParallelQLearner(EpochLearner):
                 functional=False,
             )
         if config.mixes_team:
-            refuse_apart(self.losses)
+            refuse_separate_groups(self.losses)
         self.start_optimizer()
 
     def networks(self, loss: ParallelQLoss) -> list[nn.Module]:
@@ -118,7 +118,7 @@ class ParallelQLearner(EpochLearner):
         """Returns one gradient clip for the Q-network and the mixer."""
         loss, limit = self.losses[name], self.config.max_grad_norm
         parameters = [p for network in self.networks(loss) for p in network.parameters()]
-        return GradientClip.of_values(loss, parameters, limit, seen=self.block.seen)
+        return GradientClip.of_values(loss, parameters, limit, input_group=self.block.input_group)
 
     def set_progress(self, fraction: float) -> None:
         """Moves the schedules to a fraction, 0 to 1, of the run."""

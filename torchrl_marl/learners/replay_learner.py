@@ -358,17 +358,21 @@ class ReplayLearner(BlockLearner):
         if self.members is not None:
             self.members.load_state_dict(state)
 
-    def take_member(self, many: ReplayLearner, member: int, *, replay: bool = True) -> None:
+    def take_member(self, population: ReplayLearner, member: int, *, replay: bool = True) -> None:
         """Copies a population member's exploration and, on request, its replay buffer."""
-        for own, every in zip(self.explorers, many.explorers):
-            own.epsilon.copy_(many._value_per_member(every.epsilon, every.group)[member])
+        for own, every in zip(self.explorers, population.explorers):
+            own.epsilon.copy_(population._value_per_member(every.epsilon, every.group)[member])
             own.sigma.copy_(every.sigma)
-        self.frames, self.owed, self.progress = many.frames, many.owed, many.progress
-        self.updates.count = many.updates.count
-        if many.replay is not None and replay:
+        self.frames, self.owed, self.progress = (
+            population.frames,
+            population.owed,
+            population.progress,
+        )
+        self.updates.count = population.updates.count
+        if population.replay is not None and replay:
             if self.replay is None:
-                self.replay = self._make_replay(many.replay.num_envs)
-            self.replay.load_state_dict(many.replay.state_of(member, self._stored_keys))
+                self.replay = self._make_replay(population.replay.num_envs)
+            self.replay.load_state_dict(population.replay.state_of(member, self._stored_keys))
 
     def _with_team_rewards(self, state: dict[str, Any]) -> dict[str, Any]:
         """Returns a replay buffer's state; adds team rewards if an older checkpoint lacks them."""

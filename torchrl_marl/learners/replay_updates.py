@@ -20,7 +20,7 @@ from torchrl_marl.learners.adam import Adam, start_adam
 from torchrl_marl.learners.captured import Programs, unchanged
 from torchrl_marl.learners.clipping import GradientClip
 from torchrl_marl.learners.replay import TeamReplay
-from torchrl_marl.learners.windows import warmed_up
+from torchrl_marl.learners.windows import drop_burn_in
 from torchrl_marl.objectives.off_policy import OffPolicyLoss
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class ReplayUpdates:
         """Runs an update; returns metrics as one row."""
         if self.window:
             recall = [loss.recall for loss in self.losses.values()]
-            data = warmed_up(replay.windows(rows, self.window), self.config.burn_in, recall)
+            data = drop_burn_in(replay.windows(rows, self.window), self.config.burn_in, recall)
         else:
             data = replay.look(rows, self.config.n_step, self.gamma)
         metrics: History = {}

@@ -20,7 +20,14 @@ from torchrl_marl.specs import GroupSpec
 if TYPE_CHECKING:
     from torchrl_marl.learners.clipping import GradientClip
 
-__all__ = ["MemberView", "Rows", "copy_rows", "rows_of", "rows_served", "statistics_of"]
+__all__ = [
+    "MemberView",
+    "Rows",
+    "copy_rows",
+    "groups_served_by_rows",
+    "make_member_view",
+    "statistics_of",
+]
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -146,8 +153,8 @@ class MemberView:
     can also copy the replay buffer.
 
     Args:
-        many (BlockLearner): a learner with P members.
-        one (BlockLearner): an ordinary learner with the same groups and settings.
+        population (BlockLearner): a learner with P members.
+        single (BlockLearner): an ordinary learner with the same groups and settings.
 
     Examples:
         >>> from torchrl_marl import TeamSpec
@@ -164,8 +171,8 @@ class MemberView:
         True
     """
 
-    def __init__(self, many: Any, one: Any) -> None:
-        self.many, self.one = many, one
+    def __init__(self, population: Any, single: Any) -> None:
+        self.population, self.single = population, single
 
     @torch.no_grad()
     def read(self, member: int, *, replay: bool = True) -> Any:
@@ -175,16 +182,16 @@ class MemberView:
             member (int): index of the member.
             replay (bool): whether to copy the replay buffer, too.
         """
-        many, one = self.many, self.one
+        population, single = self.population, self.single
         for pair in self._pairs(member):
             pair.take()
         for every, own in self._states():
             own["step"].copy_(every["step"])
-        for name, optimizer in one.optimizer_of.items():
-            optimizer.lr.fill_(rate := float(many.settings[name][member]))
+        for name, optimizer in single.optimizer_of.items():
+            optimizer.lr.fill_(rate := float(population.settings[name][member]))
             optimizer.param_groups[0]["lr"] = rate
-        one.take_member(many, member, replay=replay)
-        return one
+        single.take_member(population, member, replay=replay)
+        return single
 
     @torch.no_grad()
     def write(self, member: int) -> None:
@@ -193,14 +200,14 @@ class MemberView:
             pair.give()
 
     def _pairs(self, member: int) -> Iterator[_TensorPair]:
-        owners = self.many.members.rows.owners
-        for p, q in zip(self.many.trained, self.one.trained, strict=True):
+        owners = self.population.members.rows.owners
+        for p, q in zip(self.population.trained, self.single.trained, strict=True):
             yield _TensorPair(p.data, self._rows(owners[p], member), q.data)
         for every, own in self._states():
             rows = self._rows(owners[every["of"]], member)
             yield from (_TensorPair(every[name], rows, own[name]) for name in _MOMENTS)
-        for x, y in zip(statistics_of(self.many), statistics_of(self.one), strict=True):
-            n = x.shape[0] // self.many.n_members
+        for x, y in zip(statistics_of(self.population), statistics_of(self.single), strict=True):
+            n = x.shape[0] // self.population.n_members
             yield _TensorPair(x, torch.arange(member * n, (member + 1) * n, device=x.device), y)
 
     @staticmethod
@@ -209,8 +216,8 @@ class MemberView:
 
     def _states(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         """Yields the moments of each parameter in both learners, if it has moments."""
-        for name, optimizer in self.many.optimizer_of.items():
-            other = self.one.optimizer_of[name]
+        for name, optimizer in self.population.optimizer_of.items():
+            other = self.single.optimizer_of[name]
             for p, q in zip(optimizer.parameters, other.parameters):
                 if optimizer.state.get(p):
                     start_adam(other, [q])
@@ -222,20 +229,20 @@ def _states_of(learner: Any) -> dict[Tensor, dict[str, Any]]:
     return {p: own for x in optimizers for p, own in x.state.items() if own}
 
 
-def rows_of(many: Any, one: Any) -> MemberView:
+def make_member_view(population: Any, single: Any) -> MemberView:
     """Returns a :class:`MemberView` of a population's learner and an ordinary one.
 
     Args:
-        many (BlockLearner): a learner with P members.
-        one (BlockLearner): an ordinary learner with the same groups and settings.
+        population (BlockLearner): a learner with P members.
+        single (BlockLearner): an ordinary learner with the same groups and settings.
     """
-    return MemberView(many, one)
+    return MemberView(population, single)
 
 
-def rows_served(
+def groups_served_by_rows(
     index: Sequence[int],
     group: GroupSpec,
-    seen: GroupSpec | None,
+    input_group: GroupSpec | None,
     outputs: Callable[[TensorDict], Tensor],
     parameters: list[nn.Parameter],
     states: Mapping[str, int] | None = None,
@@ -247,7 +254,7 @@ def rows_served(
     Args:
         index (sequence of int): group of each agent.
         group (GroupSpec): the agents.
-        seen (GroupSpec, optional): other agents in a network's input.
+        input_group (GroupSpec, optional): other agents in a network's input.
         outputs (callable): maps observations and actions, ``[B]``, to the networks' outputs,
             ``[B, N]``.
         parameters (list of Parameter): parameters of the networks.
@@ -257,7 +264,7 @@ def rows_served(
     serves = [torch.zeros(_n_rows(p), n_groups, device=p.device) for p in parameters]
     device = parameters[0].device
     with torch.random.fork_rng(), _random_weights(parameters):
-        batch = _random_batch(group, seen, device, states)
+        batch = _random_batch(group, input_group, device, states)
         _mark_rows_served(serves, outputs(batch), index, parameters)
     return [torch.where(rows.sum(1) == 1, rows.argmax(1), n_groups) for rows in serves]
 
@@ -298,14 +305,14 @@ def _n_rows(parameter: nn.Parameter) -> int:
 
 def _random_batch(
     group: GroupSpec,
-    seen: GroupSpec | None,
+    input_group: GroupSpec | None,
     device: torch.device,
     states: Mapping[str, int] | None = None,
 ) -> TensorDict:
     batch = 64
     td = TensorDict({}, [batch], device=device)
     # Last, because the same agents have one name, and the actor may read more.
-    for known in [group] if seen is None else [seen, group]:
+    for known in [group] if input_group is None else [input_group, group]:
         rows: dict[Any, Tensor] = {}
         for inputs in [known] if known.agent_state_key is None else [known, known.of_states]:
             shapes = zip(inputs.observation_keys, inputs.observation_shapes)

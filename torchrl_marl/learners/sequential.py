@@ -22,7 +22,7 @@ __all__ = ["SequentialLearner"]
 _OF_CRITIC = ("loss_critic", "explained_variance", "value_clip_fraction")
 
 
-class Turns(KLStop):
+class AgentTurns(KLStop):
     """Trains one agent of each group at a time, and freezes the networks of all other agents.
 
     A tensor holds which agents are trained, so one captured update serves all turns.
@@ -32,23 +32,24 @@ class Turns(KLStop):
 
     Attributes:
         resting (Tensor): 1 for frozen agents, else 0; ``[N]``, for the agents of all losses.
-        common (Tensor): 1 to freeze parameters that serve several agents, such as the critic's.
+        freeze_shared (Tensor): 1 to freeze parameters that serve several agents, such as the
+            critic's.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.resting = torch.zeros_like(self.stopped)
-        self.common = torch.zeros((), device=self.stopped.device)
+        self.freeze_shared = torch.zeros((), device=self.stopped.device)
 
-    def give(self, active: Tensor, *, common: bool) -> None:
+    def start_turn(self, active: Tensor, *, train_shared: bool) -> None:
         """Begins a turn.
 
         Args:
             active (Tensor): agents to train, bool, ``[N]``.
-            common (bool): whether to train parameters that serve several agents, too.
+            train_shared (bool): whether to train parameters that serve several agents, too.
         """
         self.resting.copy_(~active)
-        self.common.fill_(0.0 if common else 1.0)
+        self.freeze_shared.fill_(0.0 if train_shared else 1.0)
         self.begin()
 
     def begin(self) -> None:
@@ -59,11 +60,11 @@ class Turns(KLStop):
     @property
     def tensors(self) -> list[Tensor]:
         """Tensors that an update reads."""
-        return [*super().tensors, self.common]
+        return [*super().tensors, self.freeze_shared]
 
     def frozen(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         """Returns masks of each parameter's frozen rows, as :class:`KLStop` does."""
-        return [] if len(self.stopped) == 1 else self._rows(parameters, self.common > 0)
+        return [] if len(self.stopped) == 1 else self._rows(parameters, self.freeze_shared > 0)
 
 
 class SequentialLearner(OnPolicyLearner):
@@ -100,7 +101,7 @@ class SequentialLearner(OnPolicyLearner):
 
     over_ranks = False
     per_agent = True
-    stopping = Turns
+    stopping = AgentTurns
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -117,7 +118,7 @@ class SequentialLearner(OnPolicyLearner):
         begun, turns = self._step_counts(), []
         for turn in range(n_turns):
             active = rank == turn
-            cast(Turns, self.updates.stop).give(active, common=turn == 0)
+            cast(AgentTurns, self.updates.stop).start_turn(active, train_shared=turn == 0)
             self._reset_step_counts(begun)
             with self._evaluate_active_agents(active if n_turns > 1 else None, critic=turn == 0):
                 history, finite = self.updates.run(frames, self._epochs(len(frames)))

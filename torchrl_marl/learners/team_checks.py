@@ -20,7 +20,7 @@ __all__ = [
     "check_cooperative",
     "check_cooperative_agents",
     "check_turn_based",
-    "refuse_apart",
+    "refuse_separate_groups",
     "rivals_among",
     "warn_of_turns",
 ]
@@ -28,7 +28,7 @@ __all__ = [
 _RIVAL_CORRELATION = -0.5  # groups compete if their rewards' correlation is below this value
 
 
-def refuse_apart(trained: Iterable[str]) -> None:
+def refuse_separate_groups(trained: Iterable[str]) -> None:
     """Refuses one mixer for groups that cannot be trained as one.
 
     Args:

@@ -75,9 +75,9 @@ class KLStop:
         """Counts the epoch that begins."""
         self.epochs += 1 - self.stopped
 
-    def watched(self, metrics: Mapping[NestedKey, Tensor]) -> Tensor:
+    def kl_of_update(self, metrics: Mapping[NestedKey, Tensor]) -> Tensor:
         """Returns the KL divergences of an update, ``[G]``; empty if nothing depends on them."""
-        if not self.watches:
+        if not self.needs_kl:
             return self.stopped.new_zeros(0)
         kl = torch.cat([metrics[name, self.metric].reshape(-1) for name in self.clips])
         if self.rate is None:
@@ -99,7 +99,7 @@ class KLStop:
             self.stopped.logical_or_(kl.mean(0) > self.limit)
 
     @property
-    def watches(self) -> bool:
+    def needs_kl(self) -> bool:
         """True if a limit or learning rates depend on the KL divergences."""
         return self.limit is not None or self.rate is not None
 
@@ -146,11 +146,11 @@ class KLStop:
             shares.update(zip(map(id, clip.parameters), clip.spread_all(own, own.amin())))
         return highest, [shares[id(p)].to(p) for p in parameters]
 
-    def _rows(self, parameters: Sequence[Tensor], common: Tensor | None = None) -> list[Tensor]:
+    def _rows(self, parameters: Sequence[Tensor], shared: Tensor | None = None) -> list[Tensor]:
         flags: dict[int, Tensor] = {}
         for name, stopped in self.by_loss(self.stopped > 0):
             clip = self.clips[name]
-            flags.update(zip(map(id, clip.parameters), clip.rows_of(stopped, common)))
+            flags.update(zip(map(id, clip.parameters), clip.rows_of(stopped, shared)))
         return [flags[id(p)] for p in parameters]
 
 
@@ -253,8 +253,8 @@ class Updates:
             first = len(rows)
             for indices in epoch:
                 rows.append(self.step(frames[indices]))
-            if self.stop.watches:
-                self.stop.check(torch.stack([self.stop.watched(row) for row in rows[first:]]))
+            if self.stop.needs_kl:
+                self.stop.check(torch.stack([self.stop.kl_of_update(row) for row in rows[first:]]))
                 if self.stop.limit is not None and bool(self.stop.all):
                     break
         return {key: torch.stack([row[key] for row in rows]) for key in rows[0]}, False
@@ -300,21 +300,21 @@ class Updates:
         if frozen or self.members is not None or self.stop.rate is not None:
             start_adam(self.optimizer, moved)
         gradients = [cast(Tensor, p.grad) for p in moved]
-        how: dict[str, Any] = {"skip": self.stop.all, "frozen": frozen}
+        step_options: dict[str, Any] = {"skip": self.stop.all, "frozen": frozen}
         if self.stop.rate is not None:
-            lr, how["shares"] = self.stop.rates_of(moved)
-            move(self.optimizer, moved, gradients, lr=lr, **how)
+            lr, step_options["shares"] = self.stop.rates_of(moved)
+            move(self.optimizer, moved, gradients, lr=lr, **step_options)
             return
         if self.members is not None:
             lr = cast("Adam", self.optimizer).lr
-            move(self.optimizer, moved, gradients, lr=lr, members=self.members, **how)
+            move(self.optimizer, moved, gradients, lr=lr, members=self.members, **step_options)
             return
         if not frozen:
             self.optimizer.step()
             return
         wide = torch.float64 if self.device.type == "cpu" else torch.float32
         lr = torch.tensor(self.optimizer.param_groups[0]["lr"], dtype=wide, device=self.device)
-        move(self.optimizer, moved, gradients, lr=lr, **how)
+        move(self.optimizer, moved, gradients, lr=lr, **step_options)
 
     def evaluate(self, minibatch: TensorDictBase) -> tuple[Tensor, History, Counts]:
         """Returns the sum of losses, the metrics of each objective, and counts over all ranks.

@@ -17,11 +17,11 @@ from torchrl_marl.learners.replay_updates import Step
 from torchrl_marl.learners.team_checks import (
     check_cooperative,
     check_cooperative_agents,
-    refuse_apart,
+    refuse_separate_groups,
 )
 from torchrl_marl.objectives.value_decomposition import ValueDecompositionLoss
 from torchrl_marl.specs import GroupSpec
-from torchrl_marl.specs.joining import as_one
+from torchrl_marl.specs.joining import as_single_group
 
 __all__ = ["ValueLearner"]
 
@@ -60,14 +60,14 @@ class ValueLearner(ReplayLearner):
     def __init__(self, groups: Mapping[str, GroupSpec], config: ValueConfig, **kwargs: Any) -> None:
         super().__init__(groups, config, **kwargs)
         if config.mixes_team:
-            refuse_apart(self.losses)
+            refuse_separate_groups(self.losses)
         mixers = {name: loss.mixer_network for name, loss in self.losses.items() if loss.mixed}
         self.mixers = nn.ModuleDict(cast(Mapping[str, nn.Module], mixers))
 
     def build(self, group: GroupSpec) -> tuple[TensorDictModuleBase, ValueDecompositionLoss]:
         """Builds the actor and the loss of a group."""
         config, actor = self.config, self.builder.q_actor(group)
-        mixed = as_one(group) if config.mixes_team else group
+        mixed = as_single_group(group) if config.mixes_team else group
         loss = ValueDecompositionLoss(
             actor,
             self.builder.mixer(mixed),
@@ -90,9 +90,9 @@ class ValueLearner(ReplayLearner):
 
     def make_steps(self) -> list[Step]:
         """Returns the only step of an update, which trains all networks."""
-        config, seen, clips = self.config, self.block.seen, {}
+        config, seen, clips = self.config, self.block.input_group, {}
         for name, loss in self.losses.items():
             own = [p for network, _ in loss.followed for p in network.parameters()]
-            clips[name] = GradientClip.of_values(loss, own, config.max_grad_norm, seen=seen)
+            clips[name] = GradientClip.of_values(loss, own, config.max_grad_norm, input_group=seen)
         parameters = [p for clip in clips.values() for p in clip.parameters]
         return [Step("value", {"values": Adam(parameters, config.lr, config.adam_eps)}, clips)]

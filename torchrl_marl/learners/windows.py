@@ -21,10 +21,10 @@ from torchrl_marl.modules.memory.states import STATES, states_after
 from torchrl_marl.objectives.flags import blank_masked_inputs
 from torchrl_marl.specs import GroupSpec
 
-__all__ = ["check_batch_memory", "recall_all", "warmed_up", "windows_of"]
+__all__ = ["check_batch_memory", "cut_windows", "drop_burn_in", "hidden_states_after"]
 
 
-def windows_of(data: TensorDictBase, keys: Iterable[NestedKey], length: int) -> TensorDict:
+def cut_windows(data: TensorDictBase, keys: Iterable[NestedKey], length: int) -> TensorDict:
     """Cuts a batch into windows; of the hidden states, a window keeps those of its first step.
 
     Args:
@@ -41,7 +41,7 @@ def windows_of(data: TensorDictBase, keys: Iterable[NestedKey], length: int) -> 
     Examples:
         >>> import torch
         >>> data = TensorDict({"reward": torch.arange(6).view(1, 6, 1)}, [1, 6])
-        >>> windows_of(data, ["reward"], 3)["reward"].squeeze(-1)
+        >>> cut_windows(data, ["reward"], 3)["reward"].squeeze(-1)
         tensor([[0, 1, 2],
                 [3, 4, 5]])
     """
@@ -59,18 +59,18 @@ def windows_of(data: TensorDictBase, keys: Iterable[NestedKey], length: int) -> 
     return windows
 
 
-def warmed_up(
+def drop_burn_in(
     windows: TensorDictBase,
     burn_in: int,
-    recall: Iterable[Callable[[TensorDictBase], Mapping[NestedKey, Tensor]]],
+    hidden_state_functions: Iterable[Callable[[TensorDictBase], Mapping[NestedKey, Tensor]]],
 ) -> TensorDictBase:
     """Returns windows without their burn-in; their hidden states are those after the burn-in.
 
     Args:
         windows (TensorDictBase): windows with the hidden states of their first steps.
         burn_in (int): number of steps to drop.
-        recall (iterable of callable): functions that map steps to the networks' hidden states after
-            each step.
+        hidden_state_functions (iterable of callable): functions that map steps to the networks'
+            hidden states after each step.
 
     Shapes:
         - windows: ``[B, L]``, or ``[B]`` with entries ``[B, L, ...]``; returns windows of L -
@@ -83,7 +83,7 @@ def warmed_up(
     if not burn_in:
         return windows
     first, rest = _steps(windows, slice(0, burn_in)), _steps(windows, slice(burn_in, None))
-    for states_of in recall:
+    for states_of in hidden_state_functions:
         for key, after in states_of(first).items():
             last = after[:, -1:]
             shape = (*rest.batch_size, *last.shape[2:]) if rest.ndim > 1 else last.shape
@@ -103,7 +103,7 @@ def _steps(windows: TensorDictBase, steps: slice) -> TensorDictBase:
 
 
 @torch.no_grad()
-def recall_all(
+def hidden_states_after(
     networks: Iterable[TensorDictModuleBase], group: GroupSpec, data: TensorDictBase
 ) -> dict[NestedKey, Tensor]:
     """Returns the hidden states of actors and critics after each step of windows.

@@ -95,16 +95,16 @@ class ObservationsAndActions(nn.Module):
     """Concatenates each agent's observation and action, without padding between them.
 
     Args:
-        seen (GroupSpec): agents whose observations are read.
+        input_group (GroupSpec): agents whose observations are read.
         group (GroupSpec): agents whose actions are read; no actions are read for other agents of
-            ``seen``.
+            ``input_group``.
         actions (ActionFeatures): encoder of the actions of ``group``.
         norm (ObservationNorm, optional): standardizes observations.
         device (torch.device, optional): device of the indices.
 
     Shapes:
-        - inputs: those of :class:`AgentInput` for the M agents of ``seen``, then the actions;
-          returns ``[*B, M, O + A]``
+        - inputs: those of :class:`AgentInput` for the M agents of ``input_group``, then the
+          actions; returns ``[*B, M, O + A]``
     """
 
     index: Tensor | None
@@ -112,18 +112,18 @@ class ObservationsAndActions(nn.Module):
 
     def __init__(
         self,
-        seen: GroupSpec,
+        input_group: GroupSpec,
         group: GroupSpec,
         actions: ActionFeatures,
         norm: ObservationNorm | None = None,
         device: Device = None,
     ) -> None:
         super().__init__()
-        self.agents, self.actions = AgentInput(seen, norm, device), actions
-        place = _positions_in_group(seen, group)
+        self.agents, self.actions = AgentInput(input_group, norm, device), actions
+        place = _positions_in_group(input_group, group)
         same_agents = place == list(range(group.n_agents))
         widths = [0 if i < 0 else actions.widths[i] for i in place]
-        order = _order_without_gaps(seen.observation_dims, widths, max(actions.widths))
+        order = _order_without_gaps(input_group.observation_dims, widths, max(actions.widths))
         index = None if same_agents else torch.tensor(place)
         register_constants(self, device, index=index, order=order)
 
@@ -203,13 +203,13 @@ class StateAndActions(nn.Module):
         return torch.cat(of_teams, -1).flatten(-2)
 
 
-def _positions_in_group(seen: GroupSpec, group: GroupSpec) -> list[int]:
-    """Returns the position of each agent of ``seen`` in ``group``, or -1."""
+def _positions_in_group(input_group: GroupSpec, group: GroupSpec) -> list[int]:
+    """Returns the position of each agent of ``input_group`` in ``group``, or -1."""
     sizes = [one.n_agents for one in group.groups]
     starts = {one.name: sum(sizes[:i]) for i, one in enumerate(group.groups)}
     return [
         starts[one.name] + i if one.name in starts else -1
-        for one in seen.groups
+        for one in input_group.groups
         for i in range(one.n_agents)
     ]
 
@@ -328,10 +328,10 @@ class Ensemble(nn.Module):
         return torch.cat([network(*inputs) for network in self.networks], -1)
 
 
-def _make_observation_action_module(seen, group, actions, norm, device) -> TensorDictModule:
-    keys = [*AgentInput.keys(seen), group.action_key]
-    module = ObservationsAndActions(seen, group, actions, norm, device)
-    return TensorDictModule(module, keys, [(seen.name, _OBSERVATION_ACTION)])
+def _make_observation_action_module(input_group, group, actions, norm, device) -> TensorDictModule:
+    keys = [*AgentInput.keys(input_group), group.action_key]
+    module = ObservationsAndActions(input_group, group, actions, norm, device)
+    return TensorDictModule(module, keys, [(input_group.name, _OBSERVATION_ACTION)])
 
 
 def _make_state_action_module(group: GroupSpec, actions: ActionFeatures) -> TensorDictModule:

@@ -45,7 +45,7 @@ from torchrl_marl.modules.inputs import (
     agent_features,
     widest,
 )
-from torchrl_marl.modules.networks import AgentNetwork, Feedforward, TeamNetwork, places_of
+from torchrl_marl.modules.networks import AgentNetwork, Feedforward, TeamNetwork, position_columns
 from torchrl_marl.modules.normalization import ObservationNorm
 from torchrl_marl.modules.registry import body_of
 from torchrl_marl.modules.sharing.builder import share
@@ -64,11 +64,11 @@ __all__ = [
     "make_actor_network",
     "make_agent_network",
     "make_team_network",
-    "of_group",
     "refuse_choices",
     "refuse_half_bounded",
     "sharing_of_encoder",
     "teams_of",
+    "wrap_for_group",
 ]
 
 
@@ -250,7 +250,7 @@ def check_channel(group: GroupSpec, config: NetworkConfig) -> None:
     if not communicates(config):
         return
     last_column, n_observed, fault = (
-        max(places_of(communication), default=-1),
+        max(position_columns(communication), default=-1),
         min(group.observation_dims),
         "",
     )
@@ -464,7 +464,7 @@ def _count_scales(group: GroupSpec, head: nn.Module | None) -> int:
 
 def _continuous_policy(group, network, device):
     outputs = [group.key("loc"), group.key("scale")]
-    module = of_group(group, network, outputs)
+    module = wrap_for_group(group, network, outputs)
     parameters = {"loc": outputs[0], "scale": outputs[1]}
     bounds, padding = group.action_bounds, group.action_padding
     settings = {} if padding is None else {"mask": padding.to(device)}
@@ -477,7 +477,9 @@ def _continuous_policy(group, network, device):
     return module, parameters, TanhNormal if padding is None else PaddedTanhNormal, settings
 
 
-def of_group(group: GroupSpec, network: nn.Module, outputs: list[NestedKey]) -> TensorDictModule:
+def wrap_for_group(
+    group: GroupSpec, network: nn.Module, outputs: list[NestedKey]
+) -> TensorDictModule:
     """Wraps a network to read and write a group's keys, including those of memory and channel."""
     read, written = extra_keys(network, group)
     keys = [*AgentInput.keys(group), *read]
@@ -560,7 +562,7 @@ def legal_logits(
         others (tuple of keys): further outputs of the network, after the logits.
     """
     logits = group.key("logits")
-    module = of_group(group, network, [logits, *others])
+    module = wrap_for_group(group, network, [logits, *others])
     if group.action_mask_key is None and group.action_padding is None:
         return module
     keys = [logits, *([group.action_mask_key] if group.action_mask_key else [])]

@@ -46,7 +46,7 @@ __all__ = [
     "inputs_of_groups",
     "make_central_network",
     "make_set_network",
-    "pick_of",
+    "make_value_picker",
 ]
 
 
@@ -394,23 +394,23 @@ def _make_feedforward_central_network(
 
 
 def columns_of_groups(
-    seen: GroupSpec, group: GroupSpec, own_group: bool, widths: Sequence[int] | None = None
+    input_group: GroupSpec, group: GroupSpec, own_group: bool, widths: Sequence[int] | None = None
 ) -> list[list[int]]:
-    """Returns the columns of a row of the agents of ``seen`` that each of ``group.groups`` reads.
+    """Returns the columns that each of ``group.groups`` reads in a row of all input agents.
 
     Args:
-        seen (GroupSpec): agents whose observations are in the row.
+        input_group (GroupSpec): agents whose observations are in the row.
         group (GroupSpec): agents to value.
         own_group (bool): whether a network reads its own group only, instead of all agents of its
             team.
         widths (sequence of int, optional): number of each agent's features in the row; by default
             that of its observation, as in a :class:`TeamInput`.
     """
-    own = seen.observation_dims if widths is None else widths
+    own = input_group.observation_dims if widths is None else widths
     starts = [sum(own[:i]) for i in range(len(own))]
     return [
         [start + j for i, start in enumerate(starts) if reads[i] for j in range(own[i])]
-        for reads in _agents_read_by_groups(seen, group, own_group)
+        for reads in _agents_read_by_groups(input_group, group, own_group)
     ]
 
 
@@ -423,19 +423,21 @@ def columns_of_state(group: GroupSpec) -> list[list[int]]:
 
 
 def inputs_of_groups(
-    seen: GroupSpec, group: GroupSpec, own_group: bool, standardized: bool
+    input_group: GroupSpec, group: GroupSpec, own_group: bool, standardized: bool
 ) -> list[Features]:
     """Returns the layout of the columns of :func:`columns_of_groups`, for each group."""
-    rows = agent_features(seen, standardized)
+    rows = agent_features(input_group, standardized)
     return [
         concatenate(row for row, read in zip(rows, reads) if read)
-        for reads in _agents_read_by_groups(seen, group, own_group)
+        for reads in _agents_read_by_groups(input_group, group, own_group)
     ]
 
 
-def _agents_read_by_groups(seen: GroupSpec, group: GroupSpec, own_group: bool) -> list[list[bool]]:
-    """Returns a flag per group and agent of ``seen``: whether the group's network reads it."""
-    agents = [(seen.groups[i].name, seen.teams[i]) for i in seen.group_index]
+def _agents_read_by_groups(
+    input_group: GroupSpec, group: GroupSpec, own_group: bool
+) -> list[list[bool]]:
+    """Returns a flag per group and input agent: whether the group's network reads the agent."""
+    agents = [(input_group.groups[i].name, input_group.teams[i]) for i in input_group.group_index]
     return [
         [name == one.name if own_group else theirs == team for name, theirs in agents]
         for one, team in zip(group.groups, group.teams)
@@ -443,13 +445,13 @@ def _agents_read_by_groups(seen: GroupSpec, group: GroupSpec, own_group: bool) -
 
 
 def make_set_network(
-    group: GroupSpec, seen: GroupSpec, config: CriticConfig, device: Device = None
+    group: GroupSpec, input_group: GroupSpec, config: CriticConfig, device: Device = None
 ) -> SetNetwork:
     """Builds a critic's network over the set of living agents.
 
     Args:
         group (GroupSpec): agents to value.
-        seen (GroupSpec): agents that the critic sees.
+        input_group (GroupSpec): agents that the critic sees.
         config (CriticConfig): widths, activation, architecture.
         device (torch.device, optional): device of the parameters.
 
@@ -474,16 +476,16 @@ def make_set_network(
             f"group {group.name!r}: {critic} is one network for all, but sharing is "
             f"{sharing_of(config)!r}; use sharing=group."
         )
-    if seen is group and len(group.groups) > 1:
+    if input_group is group and len(group.groups) > 1:
         raise ValueError(
             f"group {group.name!r}: {critic} would let groups see each other; give each a separate "
             "critic, or team= to let them."
         )
     per_agent = config.value_per == "agent"
     return SetNetwork(
-        seen.observation_dim,
+        input_group.observation_dim,
         max(_output_of_each_agent(group, per_agent)) + 1,
-        kinds_of(seen),
+        kinds_of(input_group),
         num_cells=config.num_cells,
         activation=config.activation,
         pooling="attention" if config.architecture == "attention" else "mean",
@@ -492,13 +494,15 @@ def make_set_network(
     )
 
 
-def pick_of(
-    group: GroupSpec, seen: GroupSpec, per_agent: bool = True, device: Device = None
+def make_value_picker(
+    group: GroupSpec, input_group: GroupSpec, per_agent: bool = True, device: Device = None
 ) -> PickAgents:
     """Returns a module that picks a group's values from those of all agents that a critic sees."""
     names = [one.name for one in group.groups]
-    agents = [i for i, k in enumerate(seen.group_index) if seen.groups[k].name in names]
-    return PickAgents(agents, _output_of_each_agent(group, per_agent), seen.n_agents, device)
+    agents = [
+        i for i, k in enumerate(input_group.group_index) if input_group.groups[k].name in names
+    ]
+    return PickAgents(agents, _output_of_each_agent(group, per_agent), input_group.n_agents, device)
 
 
 def _output_of_each_agent(group: GroupSpec, per_agent: bool) -> tuple[int, ...]:

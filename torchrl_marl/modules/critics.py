@@ -20,7 +20,7 @@ from torchrl_marl.modules.central import (
     inputs_of_groups,
     make_central_network,
     make_set_network,
-    pick_of,
+    make_value_picker,
 )
 from torchrl_marl.modules.config import CriticConfig, NetworkConfig, communicates, sharing_of
 from torchrl_marl.modules.inputs import (
@@ -175,7 +175,9 @@ def _make_central_critic(group, team, config, norm, head, device) -> AgentNetwor
     per_agent = getattr(config, "value_per", "agent") == "agent"
     if getattr(config, "architecture", "mlp") != "mlp":
         network: nn.Module = make_set_network(group, seen, config, device)
-        return AgentNetwork(agents, network, head, pick=pick_of(group, seen, per_agent, device))
+        return AgentNetwork(
+            agents, network, head, pick=make_value_picker(group, seen, per_agent, device)
+        )
     body = make_agent_network if communicates(config) else body_of(config).make_body
     if body is not None:
         if not per_agent:
@@ -185,7 +187,7 @@ def _make_central_critic(group, team, config, norm, head, device) -> AgentNetwor
             )
         network = body(seen, 1, config, gain=1.0, device=device)
         links = links_of(group, config, device) if team is None else None
-        pick = pick_of(group, seen, device=device)
+        pick = make_value_picker(group, seen, device=device)
         return AgentNetwork(agents, network, head, pick=pick, links=links)
     columns = columns_of_groups(seen, group, own_group=team is None)
     inputs = inputs_of_groups(seen, group, team is None, standardized=norm is not None)

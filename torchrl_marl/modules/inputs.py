@@ -27,7 +27,7 @@ __all__ = [
     "StateInput",
     "TeamInput",
     "agent_features",
-    "as_read",
+    "cast_for_network",
     "concatenate",
     "gather_observation",
     "observation_leaves",
@@ -273,11 +273,11 @@ class StateInput(nn.Module):
         return flat_leaves([state], [self.ndim], None), None
 
 
-def as_read(features: Tensor, network: nn.Module) -> Tensor:
+def cast_for_network(features: Tensor, network: nn.Module) -> Tensor:
     """Returns features in the dtype of the network that reads them; those of float32 unchanged.
 
     Examples:
-        >>> as_read(torch.zeros(2, dtype=torch.float64), nn.Linear(2, 1)).dtype
+        >>> cast_for_network(torch.zeros(2, dtype=torch.float64), nn.Linear(2, 1)).dtype
         torch.float32
     """
     if features.dtype is torch.float32:

@@ -45,18 +45,18 @@ class JoinedActor(TensorDictModuleBase):
         self.extra = _MEMORY_LEAVES if self.state_size else ()
         self.in_keys = [key for own in group.sources for key in _input_keys(own, self.extra)]
         self.written = tuple(leaf for leaf in _ACTION_LEAVES if group.key(leaf) in actor.out_keys)
-        self.out_keys = [key for own in group.sources for key in self.written_of(own)]
+        self.out_keys = [key for own in group.sources for key in self.output_keys_of(own)]
 
-    def written_of(self, group: GroupSpec) -> list[NestedKey]:
+    def output_keys_of(self, group: GroupSpec) -> list[NestedKey]:
         """Returns the output keys of a group."""
         state: list[NestedKey] = [("next", group.name, "hidden")] if self.extra else []
         return [*(group.key(leaf) for leaf in self.written), *state]
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Acts for all groups."""
-        return self.act_by(self.actor, tensordict)
+        return self.act_with(self.actor, tensordict)
 
-    def act_by(self, act: Callable[..., TensorDictBase], tensordict: TensorDictBase) -> Any:
+    def act_with(self, act: Callable[..., TensorDictBase], tensordict: TensorDictBase) -> Any:
         """Acts for all groups with another policy of the joined group."""
         for group in self.group.sources if self.extra else ():
             check_memory(group, tensordict)
@@ -93,7 +93,7 @@ class ActorPart(TensorDictModuleBase):
         self.whole = whole
         [self.group] = [group for group in whole.group.sources if group.name == name]
         self.in_keys = _input_keys(self.group, whole.extra)
-        self.out_keys = whole.written_of(self.group)
+        self.out_keys = whole.output_keys_of(self.group)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Acts for the group."""

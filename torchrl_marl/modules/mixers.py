@@ -24,7 +24,7 @@ from torchrl_marl.modules.inputs import (
     AgentInput,
     StateInput,
     TeamInput,
-    as_read,
+    cast_for_network,
     register_constants,
 )
 from torchrl_marl.modules.normalization import ObservationNorm
@@ -212,7 +212,7 @@ class MonotonicMixer(nn.Module):
         """Mixes the values."""
         mask = None if self.group.mask_key is None else inputs[-1]
         mixer_input, _ = self.features(*inputs[: self.n_inputs])
-        mixer_input = self.columns(as_read(mixer_input, self.weights))
+        mixer_input = self.columns(cast_for_network(mixer_input, self.weights))
         agent_values = _zero_masked_values(self.group, value, mask)[..., self.index]
         agent_values = torch.where(self.own, agent_values, 0.0)
         weights = self.weights(mixer_input).unflatten(-1, (-1, self.hidden))

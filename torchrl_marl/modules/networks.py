@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from torchrl_marl.modules.config import CommunicationConfig
-from torchrl_marl.modules.inputs import AgentInput, as_read
+from torchrl_marl.modules.inputs import AgentInput, cast_for_network
 
 if TYPE_CHECKING:
     from torchrl_marl.modules.communication.channel import Channel
@@ -192,7 +192,7 @@ class AgentNetwork(nn.Module):
         self.remembers = isinstance(network, TeamNetwork) and bool(network.memories)
         self.hears = channel is not None and channel.config.links == "env"
         self.draws = 0 if channel is None else channel.draws
-        self.position = [] if channel is None else places_of(channel.config)
+        self.position = [] if channel is None else position_columns(channel.config)
         self.gated = channel is not None and channel.gate is not None
         drawn = ("channel",) if self.draws else ()
         remembered = ("is_init", "state") if self.remembers else ()
@@ -205,7 +205,7 @@ class AgentNetwork(nn.Module):
         n = len(inputs) - len(self.reads)
         given = dict(zip(self.reads, inputs[n:]))
         features, mask = self.features(*inputs[:n])
-        features = as_read(features, self.network)
+        features = cast_for_network(features, self.network)
         context = self._make_context(given, inputs[:n])
         output, extras = self._body_in_precision()(features, mask, context)
         output = output if self.pick is None else self.pick(output)
@@ -255,7 +255,7 @@ class AgentNetwork(nn.Module):
         )
 
 
-def places_of(config: CommunicationConfig) -> list[int]:
+def position_columns(config: CommunicationConfig) -> list[int]:
     """Returns the observation columns of an agent's position, if distances are needed."""
     needed = config.kind == "graph" or config.links in ("radius", "nearest")
     return config.position if needed else []

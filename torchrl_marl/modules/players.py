@@ -213,7 +213,7 @@ def act_by_row(
     """
     if isinstance(actor, JoinedActor):
         act = partial(act_by_row, actor.actor, tensors, owner, block=block)
-        return cast(TensorDictBase, actor.act_by(act, tensordict))
+        return cast(TensorDictBase, actor.act_with(act, tensordict))
     actor = cast(GroupActor, actor)
     first, *rest = _flatten_modules(actor)
     network, data = first.module, actor.group.dense(tensordict)

@@ -20,10 +20,10 @@ from torchrl_marl.modules.actors import ActsForGroup, GroupActor
 from torchrl_marl.modules.build import (
     legal_logits,
     make_actor_network,
-    of_group,
     refuse_choices,
     refuse_half_bounded,
     refuse_overflow,
+    wrap_for_group,
 )
 from torchrl_marl.modules.config import NetworkConfig
 from torchrl_marl.modules.inputs import LegalLogits, register_constants
@@ -101,7 +101,7 @@ def make_deterministic_actor(
         else:
             refuse_overflow(group)
         loc, squash = group.key("loc"), Squash(group, device)
-        module = of_group(group, network, [loc])
+        module = wrap_for_group(group, network, [loc])
         squashed = TensorDictModule(squash, [loc], [group.action_key])
         return DeterministicActor(group, module, squashed)
     return GroupActor(
@@ -197,7 +197,7 @@ def make_q_actor(
     network = make_actor_network(group, config, outputs, head, observation_norm, device, gain=1.0)
     values, chosen = group.key("action_value"), group.key("chosen_action_value")
     legal = [] if group.action_mask_key is None else [group.action_mask_key]
-    module = of_group(group, network, [values])
+    module = wrap_for_group(group, network, [values])
     greedy = Greedy(group, device)
     best = TensorDictModule(greedy, [values, *legal], [group.action_key, chosen])
     return DeterministicActor(group, module, best)

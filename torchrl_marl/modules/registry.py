@@ -19,7 +19,7 @@ __all__ = [
     "BODIES",
     "SHARINGS",
     "Body",
-    "Meanings",
+    "DescribedRegistry",
     "Sharing",
     "body_of",
     "register_body",
@@ -88,7 +88,7 @@ _BODY_MODULE, _SHARING_MODULE = "torchrl_marl.modules.bodies", "torchrl_marl.mod
 T = TypeVar("T", Body, Sharing)
 
 
-class Meanings(Registry[T]):
+class DescribedRegistry(Registry[T]):
     """Registry of entries with a one-line description: bodies and ways of sharing."""
 
     def of(self, word: str) -> T:
@@ -109,7 +109,7 @@ _BUILT_IN_BODIES = {
         network=f"{_BODY_MODULE}:make_simba",
     ),
 }
-BODIES = Meanings("body", Body, "torchrl_marl.bodies", _BUILT_IN_BODIES)
+BODIES = DescribedRegistry("body", Body, "torchrl_marl.bodies", _BUILT_IN_BODIES)
 """All bodies."""
 
 _BUILT_IN_SHARINGS = {
@@ -137,7 +137,7 @@ _BUILT_IN_SHARINGS = {
         "one network per index in sharing_index", f"{_SHARING_MODULE}:index", needs_index=True
     ),
 }
-SHARINGS = Meanings("sharing", Sharing, "torchrl_marl.sharings", _BUILT_IN_SHARINGS)
+SHARINGS = DescribedRegistry("sharing", Sharing, "torchrl_marl.sharings", _BUILT_IN_SHARINGS)
 """All ways of sharing."""
 
 

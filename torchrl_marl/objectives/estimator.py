@@ -22,9 +22,9 @@ from torchrl_marl.functional.statistics import PerGroup
 from torchrl_marl.modules.memory.states import has_cells, state_size
 from torchrl_marl.modules.normalization import ValueNorm
 from torchrl_marl.objectives.flags import (
-    alive_in,
+    alive_mask_of,
     blank_masked_inputs,
-    bootstraps_in,
+    bootstrap_mask_of,
     learning_mask,
     own_reward,
     share,
@@ -366,11 +366,11 @@ class TeamGAE(MultiAgentGAE):
         if self.mask_key is None or self.group is None:
             return following
         following = following.clone(recurse=False)
-        return following.set(self.mask_key, bootstraps_in(self.group, tensordict))
+        return following.set(self.mask_key, bootstrap_mask_of(self.group, tensordict))
 
     def _alive_mask(self, tensordict: TensorDictBase) -> Tensor:
         """Returns the mask of born and living agents."""
-        alive = None if self.group is None else alive_in(self.group, tensordict)
+        alive = None if self.group is None else alive_mask_of(self.group, tensordict)
         return tensordict.get(self.mask_key) if alive is None else alive
 
     def _next_alive_mask(self, following: TensorDictBase) -> Tensor:

@@ -21,12 +21,12 @@ __all__ = [
     "TEAM_REWARD",
     "Births",
     "Flags",
-    "alive_in",
+    "alive_mask_of",
     "begun",
     "blank_masked_actions",
     "blank_masked_inputs",
     "bootstrap_mask",
-    "bootstraps_in",
+    "bootstrap_mask_of",
     "flags_of",
     "learned_steps",
     "learning_mask",
@@ -285,13 +285,13 @@ def flags_of(group: GroupSpec, data: TensorDictBase, born: Tensor | None = None)
     return Flags(alive, bootstrap_mask(seen if alive is None else alive, seen, *ends))
 
 
-def alive_in(group: GroupSpec, data: TensorDictBase) -> Tensor | None:
+def alive_mask_of(group: GroupSpec, data: TensorDictBase) -> Tensor | None:
     """Returns the mask of agents that are born and alive before a step; None for all."""
     stored = data.get((group.name, *ALIVE), None)
     return group.living(data) if stored is None else stored
 
 
-def bootstraps_in(group: GroupSpec, data: TensorDictBase) -> Tensor | None:
+def bootstrap_mask_of(group: GroupSpec, data: TensorDictBase) -> Tensor | None:
     """Returns the mask of agents to bootstrap after a step, ``[*B, N]``; None for all."""
     stored = data.get(("next", group.name, *BOOTSTRAPS), None)
     return flags_of(group, data).bootstraps if stored is None else stored
@@ -368,7 +368,7 @@ def own_reward(group: GroupSpec, data: TensorDictBase, reward: Tensor) -> Tensor
     Shapes:
         - reward, returns: ``[*B, N, 1]``
     """
-    alive = alive_in(group, data)
+    alive = alive_mask_of(group, data)
     if alive is None or not group.agent_done or data.get(group.done_key, None) is None:
         return reward
     return torch.where(alive.unsqueeze(-1), reward, 0.0)
@@ -391,6 +391,6 @@ def team_reward(
     Shapes:
         - reward, returns: ``[*B, N, 1]``
     """
-    earns = learning_mask(data, group, alive_in(group, data))
+    earns = learning_mask(data, group, alive_mask_of(group, data))
     earns = torch.ones_like(reward.squeeze(-1), dtype=torch.bool) if earns is None else earns
     return team_mean(reward, earns, per_group).expand(reward.shape[:-1]).unsqueeze(-1)

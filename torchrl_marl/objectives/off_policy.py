@@ -28,13 +28,13 @@ from torchrl_marl.modules.memory.states import (
     states_after,
 )
 from torchrl_marl.modules.normalization import ObservationNorm
-from torchrl_marl.modules.stacks.module_stack import only_agents
+from torchrl_marl.modules.stacks.module_stack import run_only_agents
 from torchrl_marl.objectives.estimator import estimator_keys
 from torchrl_marl.objectives.flags import (
     TEAM_REWARD,
-    alive_in,
+    alive_mask_of,
     blank_masked_inputs,
-    bootstraps_in,
+    bootstrap_mask_of,
     learning_mask,
     of_agents,
     share,
@@ -246,7 +246,7 @@ class OffPolicyLoss(LossModule):
         """Returns the same; if others' actions are given, runs one agent of each group only."""
         evaluated_agents: Any = contextlib.nullcontext()
         if others is not None and turn is not None:
-            evaluated_agents = only_agents(self.actor_network, self.per_group.one_of(turn))
+            evaluated_agents = run_only_agents(self.actor_network, self.per_group.one_of(turn))
         with self.in_time(), evaluated_agents:
             return self._policy_actions(data)
 
@@ -380,7 +380,7 @@ class OffPolicyLoss(LossModule):
         """
         keys, group = self.tensor_keys, self.group
         following = data["next"].copy()
-        seen = bootstraps_in(group, data)
+        seen = bootstrap_mask_of(group, data)
         reward = self.rewards(data, everyone)
         terminated = of_agents(following[keys.terminated], everyone)
         if seen is not None:
@@ -425,7 +425,7 @@ class OffPolicyLoss(LossModule):
         if self.bootstrap != "team" or not self._agents_have_rewards:
             return
         key, flagged = self._reward_key, with_flags(self.group, data)
-        reward, alive = data.get(key), alive_in(self.group, flagged)
+        reward, alive = data.get(key), alive_mask_of(self.group, flagged)
         if self.mixed:
             earned = team_reward(self.group, flagged, reward, self.per_group)
             data.set(self._team_reward_key, earned)

@@ -17,8 +17,8 @@ from torchrl_marl.errors import SpecError
 from torchrl_marl.functional import fill_next, q_lambda
 from torchrl_marl.objectives.estimator import estimator_keys
 from torchrl_marl.objectives.flags import (
-    alive_in,
-    bootstraps_in,
+    alive_mask_of,
+    bootstrap_mask_of,
     learning_mask,
     loss_mask,
     loss_mask_key,
@@ -122,7 +122,7 @@ class ParallelQLoss(ValueDecompositionLoss):
         everyone = torch.ones(()).expand(*data.batch_size, group.n_agents)
         reward, next_value, terminated, learned = self.outcome(data, everyone)
         done = of_agents(data.get("next").get(self.tensor_keys.done), everyone)
-        seen = bootstraps_in(group, data) if group.respawns else None
+        seen = bootstrap_mask_of(group, data) if group.respawns else None
         if seen is not None and self.bootstrap == "team":
             any_seen = self.to_agents(self.per_group.sum(seen.to(reward.dtype))) > 0
             next_value = fill_next(next_value, any_seen, done, gamma=self.gamma)
@@ -156,7 +156,7 @@ class ParallelQLoss(ValueDecompositionLoss):
     def rewards(self, data: TensorDictBase, everyone: Tensor) -> Tensor:
         """Returns each agent's reward; dead agents get the living agents' mean reward, or 0."""
         reward, own = super().rewards(data, everyone), data.get("next").get(self.tensor_keys.reward)
-        alive = alive_in(self.group, data)
+        alive = alive_mask_of(self.group, data)
         if self.mixed or own.ndim == everyone.ndim:
             return reward
         if self.bootstrap == "agent":

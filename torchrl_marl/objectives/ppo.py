@@ -25,7 +25,7 @@ from torchrl_marl.functional.statistics import PerGroup
 from torchrl_marl.modules.distributions import sampled_entropy
 from torchrl_marl.modules.memory.states import has_cells
 from torchrl_marl.modules.normalization import ValueNorm
-from torchrl_marl.modules.stacks.module_stack import only_agents
+from torchrl_marl.modules.stacks.module_stack import run_only_agents
 from torchrl_marl.objectives.estimator import TeamGAE, estimator_keys, policy_ratio
 from torchrl_marl.objectives.flags import (
     blank_masked_actions,
@@ -586,7 +586,7 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         has_memory = name in self._recurrent_networks
         evaluated_agents: Any = contextlib.nullcontext()
         if self.chosen is not None and name == "actor_network":
-            evaluated_agents = only_agents(network, self.chosen)
+            evaluated_agents = run_only_agents(network, self.chosen)
         recurrent = set_recurrent_mode(True) if has_memory else contextlib.nullcontext()
         with stateless, recurrent, evaluated_agents:
             yield

@@ -17,10 +17,16 @@ from pathlib import Path
 from torchrl_marl.errors import TrustError
 from torchrl_marl.runtime.trust import is_trusting
 
-__all__ = ["child_path", "current_folder", "leave_current_folder", "place_of", "refuse_current"]
+__all__ = [
+    "check_not_in_current_folder",
+    "child_path",
+    "current_folder",
+    "place_of",
+    "remove_current_folder",
+]
 
 
-def leave_current_folder() -> None:
+def remove_current_folder() -> None:
     """Removes the current folder from the import path.
 
     Called by command-line programs; the folder of a running script stays. Child processes started
@@ -97,7 +103,7 @@ def place_of(package: str, path: list[str] | None = None) -> str | None:
     return found.origin or ", ".join(found.submodule_search_locations or ())
 
 
-def refuse_current(package: str) -> None:
+def check_not_in_current_folder(package: str) -> None:
     """Raises if a library would be imported from the current folder.
 
     Args:

@@ -11,7 +11,7 @@ from torchrl_marl.errors import ConfigError
 if TYPE_CHECKING:
     from torch.types import Device
 
-__all__ = ["is_out_of_memory", "memory_of", "refuse_too_large", "size_in_words"]
+__all__ = ["format_bytes", "is_out_of_memory", "memory_of", "refuse_too_large"]
 
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # limit of a container
 
@@ -51,8 +51,8 @@ def refuse_too_large(size: int, device: Device, what: str, fix: str) -> None:
     there = memory_of(device)
     if there is not None and size > there:
         raise ConfigError(
-            f"{what} takes {size_in_words(size)} at least, but {str(device)!r} has "
-            f"{size_in_words(there)} of memory; {fix}."
+            f"{what} takes {format_bytes(size)} at least, but {str(device)!r} has "
+            f"{format_bytes(there)} of memory; {fix}."
         )
 
 
@@ -62,11 +62,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or any(sign in str(error).lower() for sign in signs)
 
 
-def size_in_words(size: int) -> str:
+def format_bytes(size: int) -> str:
     """Formats a number of bytes.
 
     Examples:
-        >>> size_in_words(512), size_in_words(4_000_000_000_000)
+        >>> format_bytes(512), format_bytes(4_000_000_000_000)
         ('512 B', '4.0 TB')
     """
     units = ["B", "kB", "MB", "GB", "TB", "PB"]

@@ -6,14 +6,14 @@ import re
 import unicodedata
 from pathlib import Path
 
-__all__ = ["fault_of", "file_name", "path_within"]
+__all__ = ["file_name", "invalid_name_reason", "path_within"]
 
 _MAX_LENGTH = 200
 _INVISIBLE_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")
 """Unicode categories of control characters, surrogates and line separators."""
 
 
-def fault_of(name: object, *, plain: bool = False) -> str | None:
+def invalid_name_reason(name: object, *, plain: bool = False) -> str | None:
     """Returns the fault of a name; None if it is valid.
 
     Names appear in tables, on the terminal and in paths. Names from other libraries may have
@@ -26,9 +26,11 @@ def fault_of(name: object, *, plain: bool = False) -> str | None:
         plain (bool): also reject slashes and a leading dot, for names declared in this package.
 
     Examples:
-        >>> fault_of("robot 1: arm"), fault_of("red/0"), fault_of("red/0", plain=True)
-        (None, None, 'it has a slash')
-        >>> fault_of("../red"), fault_of("/etc/red")
+        >>> invalid_name_reason("robot 1: arm"), invalid_name_reason("red/0")
+        (None, None)
+        >>> invalid_name_reason("red/0", plain=True)
+        'it has a slash'
+        >>> invalid_name_reason("../red"), invalid_name_reason("/etc/red")
         ('it leads out of its folder', 'it leads out of its folder')
     """
     if not isinstance(name, str):

@@ -16,9 +16,9 @@ from pathlib import Path
 from torchrl_marl.errors import TrustError
 
 __all__ = [
-    "is_own",
+    "is_signed_by_user",
     "is_trusting",
-    "no_link",
+    "open_without_links",
     "refuse_link",
     "refuse_links",
     "signature",
@@ -39,7 +39,7 @@ def signature(*parts: bytes) -> str:
 
     Examples:
         >>> own = signature(b"weights", b"1")
-        >>> is_own(own, b"weights", b"1"), is_own(own, b"weights", b"2")
+        >>> is_signed_by_user(own, b"weights", b"1"), is_signed_by_user(own, b"weights", b"2")
         (True, False)
     """
     code = hmac.new(_read_key(), digestmod=hashlib.sha256)
@@ -49,17 +49,19 @@ def signature(*parts: bytes) -> str:
     return code.hexdigest()
 
 
-def is_own(given: object, *parts: bytes) -> bool:
+def is_signed_by_user(alleged_signature: object, *parts: bytes) -> bool:
     """Returns whether bytes have this user's :func:`signature`, or everything is trusted.
 
     Args:
-        given: the alleged signature, of any type.
+        alleged_signature: the alleged signature, of any type.
         *parts (bytes): the signed bytes.
     """
     if _TRUSTS_ALL.get():
         return True
     own = signature(*parts).encode()
-    return isinstance(given, str) and hmac.compare_digest(given.encode("utf-8", "replace"), own)
+    return isinstance(alleged_signature, str) and hmac.compare_digest(
+        alleged_signature.encode("utf-8", "replace"), own
+    )
 
 
 def is_trusting() -> bool:
@@ -148,7 +150,7 @@ def refuse_link(path: Path) -> None:
         raise TrustError(f"found {_describe_path(path)}; replace it by the file itself.")
 
 
-def no_link(path: str, flags: int) -> int:
+def open_without_links(path: str, flags: int) -> int:
     """Opens a file without following links, as the ``opener`` of ``open``."""
     follow = is_trusting() and not flags & os.O_EXCL
     return os.open(path, flags | (0 if follow else getattr(os, "O_NOFOLLOW", 0)), 0o666)

@@ -412,7 +412,7 @@ class ResetPool:
         """Discards the remaining initial states, for example after a new seed."""
         self.is_stale = True
 
-    def keep_to(self, structure: str) -> None:
+    def discard_if_other_structure(self, structure: str) -> None:
         """Discards the initial states if they were drawn for another structure of the simulator.
 
         Args:
@@ -422,7 +422,7 @@ class ResetPool:
             self.empty()
             self._drawn_for = structure
 
-    def forget_twin(self) -> None:
+    def discard_twin(self) -> None:
         """Discards the twin; the next refill builds a new one."""
         self._twin = self._small = None
 

@@ -42,7 +42,7 @@ class OuterTensors:
         self._first = walk.first_slots()
         self._paths: dict[int, Path] = {}
 
-    def belong_to(self, program: Program) -> None:
+    def record_paths(self, program: Program) -> None:
         """Records the paths of the tensors that the graph reads."""
         captured = enumerate(program.traced.captured)
         self._paths = {i: self._first[id(x)] for i, x in captured if id(x) in self._first}
@@ -140,7 +140,7 @@ class StepGraphs:
         """
         self.raise_failed()
         state = self._read_state()
-        self.pool.keep_to(self._structure)
+        self.pool.discard_if_other_structure(self._structure)
         self.pool.prepare()
         nesting = self.pool.nesting
         last = self._last
@@ -202,7 +202,7 @@ class StepGraphs:
         program = self.captured.capture(
             step, *actions, name=f"a step of {self.name}", execution=self.execution
         )
-        outer.belong_to(program)
+        outer.record_paths(program)
         return _CapturedStep(program, found[0], outer)
 
     def raise_failed(self) -> None:

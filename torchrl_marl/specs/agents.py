@@ -21,9 +21,9 @@ from torchrl.data import (
 )
 
 from torchrl_marl.errors import ConfigError, quoted
-from torchrl_marl.runtime.naming import fault_of
+from torchrl_marl.runtime.naming import invalid_name_reason
 
-__all__ = ["AgentSpec", "check_names", "fault_of_state", "is_discrete", "n_options"]
+__all__ = ["AgentSpec", "check_names", "invalid_state_reason", "is_discrete", "n_options"]
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class AgentSpec:
                 f"reward_spec has shape {list(self.reward_spec.shape)}, expected [1], the reward "
                 "of one agent."
             )
-        if self.state_spec is not None and (fault := fault_of_state(self.state_spec)):
+        if self.state_spec is not None and (fault := invalid_state_reason(self.state_spec)):
             self._raise_wrong_spec(f"state_spec is {fault}.")
         action = self.action_spec
         expected = None
@@ -133,17 +133,17 @@ def check_names(what: str, names: Iterable[object]) -> None:
         >>> check_names("an agent", ["robot 1", "red/0"])
     """
     for name in map(str, names):
-        if (fault := fault_of(name)) is not None:
+        if (fault := invalid_name_reason(name)) is not None:
             raise ConfigError(
                 f"{what} is named {quoted(name)}: {fault}; choose a plain word such as 'rover'."
             )
 
 
-def fault_of_state(spec: object) -> str | None:
+def invalid_state_reason(spec: object) -> str | None:
     """Returns a description of a wrong spec of a state, for error messages; None for a valid one.
 
     Examples:
-        >>> fault_of_state(Unbounded(()))
+        >>> invalid_state_reason(Unbounded(()))
         'UnboundedContinuous [], expected one of floats [S], such as torchrl.data.Unbounded((8,))'
     """
     simple = isinstance(spec, TensorSpec) and not isinstance(spec, Composite)

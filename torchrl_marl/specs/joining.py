@@ -21,7 +21,7 @@ from torchrl_marl.specs.groups import check_action_mask, check_flags, check_inpu
 __all__ = [
     "JoinedGroup",
     "PopulationGroup",
-    "as_one",
+    "as_single_group",
     "can_join",
     "fold",
     "join",
@@ -249,7 +249,7 @@ def joined_fields(
     }
 
 
-def as_one(group: GroupSpec) -> GroupSpec:
+def as_single_group(group: GroupSpec) -> GroupSpec:
     """Returns an ordinary group with the agents of a joined group; other groups do not change.
 
     Examples:
@@ -258,7 +258,8 @@ def as_one(group: GroupSpec) -> GroupSpec:
         >>> team = TeamSpec([AgentSpec("cat", 1, Unbounded((4,)), bounded),
         ...                  AgentSpec("mouse", 2, Unbounded((3,)), bounded)])
         >>> joined = join(tuple(team.groups.values()))
-        >>> len(joined.groups), len(as_one(joined).groups), as_one(joined).n_agents
+        >>> single = as_single_group(joined)
+        >>> len(joined.groups), len(single.groups), single.n_agents
         (2, 1, 3)
     """
     return GroupSpec(**{field.name: getattr(group, field.name) for field in fields(GroupSpec)})

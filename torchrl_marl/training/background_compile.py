@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchrl_marl.capture import shipped
-from torchrl_marl.capture.program import announce
+from torchrl_marl.capture.program import announce_slow_work
 from torchrl_marl.runtime.import_path import child_path
 from torchrl_marl.settings import read, read_yaml, to_yaml
 from torchrl_marl.training.config import TrainConfig
@@ -71,7 +71,7 @@ class BackgroundCompile(Part):
         """Waits until the updates are compiled; returns at once if there is no second process."""
         if self.process is not None:
             if self.process.poll() is None:
-                waiting = announce("compiling the updates in a second process")
+                waiting = announce_slow_work("compiling the updates in a second process")
                 with waiting, contextlib.suppress(subprocess.TimeoutExpired):
                     self.process.wait(_MAX_WAIT_SECONDS)
             self.close()

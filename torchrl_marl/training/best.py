@@ -53,7 +53,7 @@ class BestParameters(Part):
     def end(self, training: Training) -> None:
         """Plays ``evaluation.absolute_episodes`` with the best parameters."""
         found = [self._evaluate_best(training, i) for i in range(len(self._parameters))]
-        training.results.note_absolute(found)
+        training.results.record_best_parameters(found)
 
     def _evaluate_best(self, training: Training, i: int) -> dict[str, Any]:
         """Plays with the best parameters of a member; returns entries of its summary."""

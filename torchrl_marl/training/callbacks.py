@@ -20,12 +20,12 @@ from torchrl_marl.envs.external_code import import_own
 from torchrl_marl.errors import CallbackError, ConfigError, UserError, nearest, quoted
 from torchrl_marl.runtime.random_state import RandomState, offset_seed
 from torchrl_marl.runtime.ranks import SINGLE_PROCESS, SingleProcess
-from torchrl_marl.training.changes import change, changeable
+from torchrl_marl.training.changes import change, changeable_settings
 from torchrl_marl.training.checkpoint import all_checkpoints
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.messages import print_message
 from torchrl_marl.training.part import Part
-from torchrl_marl.training.progress import figures_of
+from torchrl_marl.training.progress import summary_entries
 
 if TYPE_CHECKING:
     from torchrl_marl.training.training import Training
@@ -282,12 +282,12 @@ class Callbacks(Part):
         """Settings that may change within the run, with their values."""
         found: dict[str, Any] = {}
         for learner in reversed(self.learners):
-            found |= changeable(learner)
+            found |= changeable_settings(learner)
         return found
 
     def open(self, iteration: int) -> None:
         """Lets later rows add columns to the tables."""
-        self.results.grow_tables()
+        self.results.allow_new_columns()
 
     def extend(self) -> None:
         """Continues a run that a callback has ended."""
@@ -331,9 +331,9 @@ class Callbacks(Part):
         summary = self.results.run.summary
         entries: list[dict[str, Any]] = [{} for _ in range(self.n_members)]
         found = self._call_all(training, "on_end")
-        of_run = {*summary, *figures_of(training.config, 0, 0), "stopped"}
+        of_run = {*summary, *summary_entries(training.config, 0, 0), "stopped"}
         self._add_metrics(found, entries, of_run - {*self._in_summary})
-        self.results.note_own(entries)
+        self.results.add_to_summary(entries)
         self._in_summary = list(found)
         if self.stopped is not None:
             summary["stopped"] = self.stopped
@@ -442,11 +442,11 @@ class Callbacks(Part):
                     f"{nearest(name, known)}expected one of {', '.join(known) or 'none'}."
                 )
             for learner in self.learners:
-                if name in changeable(learner):
+                if name in changeable_settings(learner):
                     change(learner, name, value)
             self._changed[name] = _detached(value)
         if self.n_members > 1:
-            self.results.take_changed({name: self.settings[name] for name in settings})
+            self.results.record_changed_settings({name: self.settings[name] for name in settings})
 
     # ----------------------------------------------------------------------------------- state
 

@@ -11,12 +11,12 @@ from torchrl_marl.errors import ConfigError, quoted
 from torchrl_marl.settings import check
 from torchrl_marl.training.config import with_settings
 
-__all__ = ["change", "changeable"]
+__all__ = ["change", "changeable_settings"]
 
 _EXPLORATION = ("epsilon", "epsilon_end", "sigma", "sigma_end")
 
 
-def changeable(learner: Any) -> dict[str, Any]:
+def changeable_settings(learner: Any) -> dict[str, Any]:
     """Returns the settings of a learner that may change within a run, with their current values.
 
     These are the learning rates, the coefficient of the entropy bonus and those of the exploration.
@@ -49,7 +49,7 @@ def change(learner: Any, name: str, value: float | Tensor) -> None:
 
     Args:
         learner (Learner): learner of one or more groups, which has the setting.
-        name (str): one of the names from :func:`changeable`.
+        name (str): one of the names from :func:`changeable_settings`.
         value (float or Tensor): new value; in a population also one value for each member, ``[P]``.
 
     Raises:

@@ -19,25 +19,25 @@ from torch import Tensor
 
 from torchrl_marl.errors import CheckpointError, UserError
 from torchrl_marl.learners.learner import Learner
-from torchrl_marl.training.files import frames_of, whole_file, writing
+from torchrl_marl.training.files import explain_write_errors, frames_of, open_atomically
 
 __all__ = [
     "all_checkpoints",
-    "damage",
-    "excess",
-    "fitting",
+    "append_checksum",
+    "describe_damage",
+    "explain_misfit",
     "latest_checkpoint",
     "leaves",
     "load_at",
     "load_checkpoint",
     "load_latest",
     "load_learners",
-    "read_sealed",
+    "memory_error",
     "read_tensors",
+    "read_with_checksum",
     "save_checkpoint",
-    "seal",
     "set_aside_later",
-    "swollen",
+    "unpacked_size_error",
 ]
 
 _CHECKSUM_PREFIX = b"sha256:"
@@ -45,7 +45,7 @@ _CHECKSUM_LENGTH = len(_CHECKSUM_PREFIX) + 64
 _CHUNK = 1 << 20
 
 
-def seal(file: IO[bytes]) -> None:
+def append_checksum(file: IO[bytes]) -> None:
     """Appends a checksum to a file, computed from the file's content.
 
     Args:
@@ -58,11 +58,11 @@ def seal(file: IO[bytes]) -> None:
     file.write(_CHECKSUM_PREFIX + _checksum(file, length))
 
 
-def damage(path: Path) -> str | None:
+def describe_damage(path: Path) -> str | None:
     """Returns a description of a file's damage, or None if the file is undamaged.
 
-    Files of version 0.1 have no checksum from :func:`seal`; for them, the checksums of the entries
-    of the zip file are checked.
+    Files of version 0.1 have no checksum from :func:`append_checksum`; for them, the checksums of
+    the entries of the zip file are checked.
 
     Args:
         path (Path): a zip file.
@@ -85,7 +85,7 @@ def _damage_of_entries(file: IO[bytes]) -> str | None:
         with zipfile.ZipFile(file) as archive:
             if archive.comment:
                 return "its checksum is broken"
-            excess_size = swollen(archive, file.seek(0, os.SEEK_END))
+            excess_size = unpacked_size_error(archive, file.seek(0, os.SEEK_END))
             if excess_size is not None:
                 return excess_size
             broken = archive.testzip()
@@ -94,7 +94,7 @@ def _damage_of_entries(file: IO[bytes]) -> str | None:
     return None if broken is None else f"the checksum of its entry {broken!r} differs"
 
 
-def swollen(archive: zipfile.ZipFile, size: int) -> str | None:
+def unpacked_size_error(archive: zipfile.ZipFile, size: int) -> str | None:
     """Returns an error text if a zip file is smaller than its unpacked content, else None.
 
     Args:
@@ -132,7 +132,7 @@ _SPARE_BYTES, _SPARE_VALUES = 64 << 20, 1_000_000  # in addition to the size of 
 _MEMORY_FACTOR = 4
 
 
-def excess(path: Path) -> str | None:
+def memory_error(path: Path) -> str | None:
     """Returns an error text if reading a zip file would need too much memory, else None.
 
     Args:
@@ -143,7 +143,7 @@ def excess(path: Path) -> str | None:
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            larger = swollen(archive, path.stat().st_size)
+            larger = unpacked_size_error(archive, path.stat().st_size)
             if larger is not None:
                 return larger
             entries = archive.infolist()
@@ -161,7 +161,7 @@ def read_tensors(path: Path, device: torch.device | str = "cpu") -> Any:
     """Reads tensors from a file without running code; the file's size limits their memory.
 
     Args:
-        path (Path): a file that passes :func:`excess`.
+        path (Path): a file that passes :func:`memory_error`.
         device (torch.device): device of the tensors.
 
     Raises:
@@ -181,18 +181,18 @@ def read_tensors(path: Path, device: torch.device | str = "cpu") -> Any:
     return state
 
 
-def read_sealed(path: Path, device: torch.device | str = "cpu") -> Any:
+def read_with_checksum(path: Path, device: torch.device | str = "cpu") -> Any:
     """Reads a file without running code, after checking its checksum and size.
 
     Args:
-        path (Path): a file with a checksum from :func:`seal`, or a file of version 0.1.
+        path (Path): a file with a checksum from :func:`append_checksum`, or a file of version 0.1.
         device (torch.device): device of the tensors.
 
     Raises:
         OSError: the file cannot be read.
         ValueError: the file is damaged or too large.
     """
-    found = damage(path) or excess(path)
+    found = describe_damage(path) or memory_error(path)
     if found is not None:
         raise ValueError(found)
     try:
@@ -279,13 +279,13 @@ def save_checkpoint(folder: Path, iteration: int, state: dict[str, Any], keep: i
     """
     checkpoints = folder / "checkpoints"
     path = checkpoints / f"iteration_{iteration:06d}.pt"
-    with writing(path):
+    with explain_write_errors(path):
         checkpoints.mkdir(parents=True, exist_ok=True)
         for stale in checkpoints.glob("*.part"):  # left behind by a killed process
             stale.unlink()
-    with whole_file(path, "w+b") as file:
+    with open_atomically(path, "w+b") as file:
         torch.save({"format": _FORMAT, **state}, file)
-        seal(file)
+        append_checksum(file)
     for old in all_checkpoints(folder)[: -max(keep, 1)]:
         old.unlink()
     return path
@@ -408,7 +408,7 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
         CheckpointError: the file is damaged or incomplete, or from another version.
     """
     try:
-        state = read_sealed(path, device)
+        state = read_with_checksum(path, device)
     except FileNotFoundError:
         raise CheckpointError(f"there is no checkpoint {str(path)!r}; check the path.") from None
     except OSError as error:
@@ -453,7 +453,7 @@ def load_learners(learners: Sequence[Learner], states: Sequence[dict[str, Any]])
 
 
 @contextlib.contextmanager
-def fitting(path: Path) -> Iterator[None]:
+def explain_misfit(path: Path) -> Iterator[None]:
     """Context that turns errors into the message that a checkpoint does not fit the run.
 
     Raises:
@@ -479,7 +479,7 @@ def set_aside_later(path: Path) -> None:
     """
     for later in all_checkpoints(path.parent.parent):
         if _iteration_of(later) > _iteration_of(path):
-            with writing(later):
+            with explain_write_errors(later):
                 later.replace(later.with_name(f"{later.name}.broken"))
 
 

@@ -17,7 +17,7 @@ from torchrl_marl.settings import flatten, shown
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.version import __version__
 
-__all__ = ["check_ranks", "gathered", "part_of", "refuse_disagreement", "with_shards"]
+__all__ = ["check_ranks", "gather_state", "refuse_disagreement", "state_of_rank", "with_shards"]
 
 
 def with_shards(config: TrainConfig, n_ranks: int) -> TrainConfig:
@@ -83,7 +83,7 @@ def _find_difference(one: Mapping[str, str], other: Mapping[str, str]) -> str | 
 _ENTRIES_PER_ENV = ("critic_states", "born")
 
 
-def gathered(state: dict[str, Any], ranks: SingleProcess) -> dict[str, Any]:
+def gather_state(state: dict[str, Any], ranks: SingleProcess) -> dict[str, Any]:
     """Combines the ranks' states on the first rank, in the format of a run in a single process.
 
     Args:
@@ -94,10 +94,10 @@ def gathered(state: dict[str, Any], ranks: SingleProcess) -> dict[str, Any]:
     return state if parts is None else _combine_states(state, parts)
 
 
-def part_of(
+def state_of_rank(
     state: dict[str, Any], ranks: SingleProcess, shards: range, n_envs: int
 ) -> dict[str, Any]:
-    """Returns this rank's part of a state from :func:`gathered`.
+    """Returns this rank's part of a state from :func:`gather_state`.
 
     Args:
         state (dict): state of the run.

@@ -26,11 +26,11 @@ from torchrl_marl.training.run import Run
 __all__ = [
     "HEURISTIC",
     "RANDOM",
-    "enter",
     "find_players",
+    "load_players",
     "runs_of_players",
     "same_players",
-    "scripted",
+    "scripted_policy",
 ]
 
 RANDOM, HEURISTIC = "random", "heuristic"
@@ -38,7 +38,7 @@ RANDOM, HEURISTIC = "random", "heuristic"
 Policy = Callable[[TensorDictBase], TensorDictBase]
 
 
-def enter(
+def load_players(
     names: Sequence[str], num_envs: int, *, device: str | None = None, trust: bool = False
 ) -> tuple[EnvBase, dict[str, Policy]]:
     """Returns the environment of the runs, and the joint policy of each player, by name.
@@ -87,7 +87,7 @@ def enter(
     players: dict[str, Policy] = {name: run.policy for name, run in runs.items()}
     for name in (RANDOM, HEURISTIC):
         if name in names:
-            players[name] = scripted(name, env, team, environments[folders[0]])
+            players[name] = scripted_policy(name, env, team, environments[folders[0]])
     return env, {name: players[name] for name in names}
 
 
@@ -109,7 +109,7 @@ def runs_of_players(names: Sequence[str]) -> list[Path]:
     """Returns the run folders of the players other than ``random`` and ``heuristic``.
 
     Args:
-        names (sequence of str): as for :func:`enter`.
+        names (sequence of str): as for :func:`load_players`.
 
     Raises:
         ConfigError: a file is not a stored player of a run.
@@ -123,7 +123,7 @@ def same_players(players: Mapping[str, Policy]) -> dict[str, str]:
     For example, the current policy of a run and its latest stored player may be equal.
 
     Args:
-        players (mapping): name -> policy, from :func:`enter`.
+        players (mapping): name -> policy, from :func:`load_players`.
 
     Raises:
         ConfigError: all players have the same weights.
@@ -157,13 +157,13 @@ def _same_tensors(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     )
 
 
-def find_players(given: str) -> list[tuple[str, Networks]]:
+def find_players(paths: str) -> list[tuple[str, Networks]]:
     """Returns the names and networks of the players in a run, a file, or a folder of files.
 
     Raises:
         CheckpointError: the path is neither a run nor a stored player.
     """
-    path = Path(given)
+    path = Path(paths)
     if path.is_file():
         return [(path.stem, read_player(path))]
     files = sorted(path.glob("*.pt"))
@@ -173,7 +173,7 @@ def find_players(given: str) -> list[tuple[str, Networks]]:
     return [(path.resolve().name, networks_of(cast(TeamPolicy, run.policy)))]
 
 
-def scripted(name: str, env: EnvBase, team: TeamSpec, environment: EnvConfig) -> Policy:
+def scripted_policy(name: str, env: EnvBase, team: TeamSpec, environment: EnvConfig) -> Policy:
     """Returns the joint policy of ``random`` or ``heuristic``.
 
     Args:

@@ -21,7 +21,7 @@ from torchrl_marl.envs.make import make_env
 from torchrl_marl.envs.remember import with_memory, with_players
 from torchrl_marl.envs.torchrl.env import adapt
 from torchrl_marl.envs.transforms import with_dense_groups
-from torchrl_marl.runtime.applications import application
+from torchrl_marl.runtime.applications import import_application
 from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.specs.teams import padded_members
@@ -68,7 +68,7 @@ class Environments:
             built.set_seed(config.seed)
             built.reset()  # to undo the effects of its earlier use
         if self._needs_rendering:
-            application("pictures").check_drawable(built)
+            import_application("pictures").check_drawable(built)
         self.training = with_dense_groups(built)
         self._evaluation: EnvBase | None = None
         self._hidden_sizes: dict[str, int] | None = None
@@ -151,7 +151,7 @@ class Environments:
             team (TeamSpec): the groups.
             path (Path): file of the animation.
         """
-        settings, pictures = self._config.evaluation, application("pictures")
+        settings, pictures = self._config.evaluation, import_application("pictures")
         film = pictures.Film(self.evaluation, team, settings.episodes_shown)
         play(
             self.evaluation,
@@ -204,7 +204,7 @@ def make_collector(
     team: TeamSpec,
     remembers: bool,
     shards: range,
-    asked: Callable[[], bool],
+    stop_requested: Callable[[], bool],
     labels: Callable[[Any], Any] | None = None,
 ) -> Collector:
     """Returns the collector of a run.
@@ -216,12 +216,12 @@ def make_collector(
         team (TeamSpec): the groups.
         remembers (bool): whether networks read hidden states or flags of episode starts.
         shards (range): shards of this process.
-        asked (callable): function that returns whether to stop waiting for a batch.
+        stop_requested (callable): function that returns whether to stop waiting for a batch.
         labels (callable, optional): function that replaces the actions of a batch.
     """
     own = LIBRARIES.hook(config.env.library, "collector")
     if own is not None:
-        return own(config, env, policy, remembers, asked)
+        return own(config, env, policy, remembers, stop_requested)
     if config.data.folder is not None:
         from torchrl_marl.training.data import make_dataset_collector
 

@@ -22,7 +22,7 @@ from torchrl_marl.collectors.team import restore_env, snapshot_env
 from torchrl_marl.envs.scene import watched
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.objectives.flags import begun
-from torchrl_marl.runtime.applications import application
+from torchrl_marl.runtime.applications import import_application
 from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.metrics import group_reward
@@ -41,17 +41,17 @@ __all__ = [
     "AT_ONCE",
     "EVALUATION_SEED",
     "Episodes",
-    "after_training",
+    "describe_action_difference",
+    "episode_statistics",
     "evaluate",
     "evaluate_members",
-    "figures_of_all",
-    "filmed",
     "first_episodes",
     "kind_of",
+    "last_evaluation_entries",
     "play",
-    "put_back",
+    "record_animation",
+    "restoring_env",
     "seeded_play",
-    "where_they_differ",
 ]
 
 AT_ONCE = 200
@@ -126,7 +126,7 @@ def _interval(name: str, values: Tensor) -> dict[str, float]:
     return {f"{name}_low": found.low, f"{name}_high": found.high}
 
 
-def figures_of_all(played: Episodes | None) -> dict[str, float]:
+def episode_statistics(played: Episodes | None) -> dict[str, float]:
     """Returns the statistics of episodes; empty if none were played."""
     return {} if played is None else played.figures()
 
@@ -136,7 +136,7 @@ def kind_of(deterministic: bool) -> str:
     return "likeliest" if deterministic else "drawn"
 
 
-def where_they_differ(likeliest: Episodes, drawn: Episodes) -> str | None:
+def describe_action_difference(likeliest: Episodes, drawn: Episodes) -> str | None:
     """Returns a sentence if likeliest and sampled actions clearly differ in return, else None.
 
     The difference must be significant by both the interval and the exact test; this takes at least
@@ -173,7 +173,9 @@ def _pooled_std(one: Tensor, other: Tensor) -> float:
     return float((variance / 2).sqrt())
 
 
-def after_training(own: Episodes, other: Episodes | None, deterministic: bool) -> dict[str, Any]:
+def last_evaluation_entries(
+    own: Episodes, other: Episodes | None, deterministic: bool
+) -> dict[str, Any]:
     """Returns the entries of a run's summary that describe its last evaluation.
 
     Args:
@@ -187,7 +189,7 @@ def after_training(own: Episodes, other: Episodes | None, deterministic: bool) -
         return {"evaluation": found}
     found[kind_of(not deterministic)] = other.figures()
     pair = (own, other) if deterministic else (other, own)
-    return {"evaluation": found, "actions_differ": where_they_differ(*pair)}
+    return {"evaluation": found, "actions_differ": describe_action_difference(*pair)}
 
 
 def evaluate(
@@ -228,12 +230,12 @@ def evaluate(
         MissingExtraError: a GIF is requested, but matplotlib is not installed.
     """
     options: dict[str, Any] = {"deterministic": deterministic, "seed": seed, "longest": longest}
-    with filmed(env, team, [] if gif is None else [gif], shown) as film:
+    with record_animation(env, team, [] if gif is None else [gif], shown) as film:
         return play(env, policy, team, episodes=episodes, film=film, **options).figures()
 
 
 @contextlib.contextmanager
-def filmed(
+def record_animation(
     env: EnvBase, team: TeamSpec, paths: Sequence[Path], shown: int
 ) -> Iterator[Film | None]:
     """Context that records the episodes played in it, and writes an animation of them on exit.
@@ -252,7 +254,7 @@ def filmed(
     if not paths:
         yield None
         return
-    pictures = application("pictures")
+    pictures = import_application("pictures")
     pictures.check_drawable(env, paths)
     film = pictures.Film(env, team, shown)
     yield film
@@ -378,7 +380,7 @@ def evaluate_members(
 
 
 @contextlib.contextmanager
-def put_back(env: EnvBase) -> Iterator[bool]:
+def restoring_env(env: EnvBase) -> Iterator[bool]:
     """Context that restores an environment's state on exit; yields False if that is impossible.
 
     Args:

@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import IO, Any
 
 from torchrl_marl.errors import UserError, WriteError
-from torchrl_marl.runtime.trust import no_link
+from torchrl_marl.runtime.trust import open_without_links
 
 __all__ = [
     "append",
+    "explain_write_errors",
     "frames_of",
     "json_text",
     "new_file",
+    "open_atomically",
     "open_to_append",
-    "whole_file",
-    "writing",
 ]
 
 _DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
@@ -30,7 +30,7 @@ _PERMISSION_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 @contextlib.contextmanager
-def whole_file(
+def open_atomically(
     path: Path, mode: str = "w", *, at_once: bool = False, **options: Any
 ) -> Iterator[IO[Any]]:
     """Opens a file that replaces ``path`` only when it is completely written.
@@ -52,7 +52,7 @@ def whole_file(
     if "b" not in mode:
         # Names of files may hold bytes that are no text.
         options = {"encoding": "utf-8", "errors": "backslashreplace"} | options
-    with writing(path):
+    with explain_write_errors(path):
         try:
             part.unlink(missing_ok=True)  # left behind by a killed process, or another user's link
             with open(part, mode, opener=_open_new, **options) as file:
@@ -90,7 +90,7 @@ def append(path: Path, text: str) -> None:
     Raises:
         WriteError: the disk is full, or the folder is read-only or missing.
     """
-    with writing(path), open_to_append(path) as file:
+    with explain_write_errors(path), open_to_append(path) as file:
         before = file.seek(0, os.SEEK_END)
         data = memoryview(text.encode(errors="backslashreplace"))
         try:
@@ -108,13 +108,13 @@ def open_to_append(path: Path) -> IO[bytes]:
     Raises:
         OSError: the file cannot be opened.
     """
-    file = open(path, "ab", buffering=0, opener=no_link)  # noqa: SIM115
+    file = open(path, "ab", buffering=0, opener=open_without_links)  # noqa: SIM115
     if os.fstat(file.fileno()).st_nlink < 2:
         return file
     file.close()  # the file has a hard link, such as a backup
-    with path.open("rb") as before, whole_file(path, "wb") as own:
+    with path.open("rb") as before, open_atomically(path, "wb") as own:
         shutil.copyfileobj(before, own)
-    return open(path, "ab", buffering=0, opener=no_link)
+    return open(path, "ab", buffering=0, opener=open_without_links)
 
 
 def new_file(path: Path) -> Path:
@@ -136,11 +136,11 @@ def new_file(path: Path) -> Path:
 
 
 def _open_new(path: str, flags: int) -> int:
-    return no_link(path, flags | os.O_EXCL)
+    return open_without_links(path, flags | os.O_EXCL)
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
+def explain_write_errors(path: Path) -> Iterator[None]:
     """Context that turns errors in writing a file into a message with a fix.
 
     Raises:

@@ -80,12 +80,12 @@ class Interruption:
         ranks (SingleProcess, optional): the ranks of the run.
 
     Attributes:
-        asked (bool): whether a signal has arrived. With several ranks: whether one had arrived at
-            any rank by the last call of :meth:`agree`.
+        stop_requested (bool): whether a signal has arrived. With several ranks: whether one had
+            arrived at any rank by the last call of :meth:`agree`.
 
     Examples:
         >>> with Interruption() as interruption:
-        ...     interruption.asked
+        ...     interruption.stop_requested
         False
     """
 
@@ -96,7 +96,7 @@ class Interruption:
         self._depth = self._unbroken_depth = 0
 
     @property
-    def asked(self) -> bool:
+    def stop_requested(self) -> bool:
         return (self._signal_number if self._ranks is None else self._agreed_signal) is not None
 
     @property

@@ -20,7 +20,7 @@ from torchrl_marl.modules.communication.channel import channel_module, channel_o
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.crossplay import Payoffs
-from torchrl_marl.training.entrants import HEURISTIC, RANDOM, find_players, scripted
+from torchrl_marl.training.entrants import HEURISTIC, RANDOM, find_players, scripted_policy
 from torchrl_marl.training.environments import Environments
 from torchrl_marl.training.evaluation import EVALUATION_SEED
 from torchrl_marl.training.league_results import Exploiter, Results, by_seat, matchmaking, outcomes
@@ -195,7 +195,7 @@ class League(Part):
             seed=config.seed + EVALUATION_SEED,
         )
         names = [name for name in settings.start_with if name in (RANDOM, HEURISTIC)]
-        self.guests = {name: scripted(name, env, team, config.env) for name in names}
+        self.guests = {name: scripted_policy(name, env, team, config.env) for name in names}
         for name, guest in self.guests.items():
             self.payoffs.register(name, guest)
         n_slots = settings.slots + _EXTRA_SLOTS

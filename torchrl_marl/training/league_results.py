@@ -265,22 +265,22 @@ class Exploiter:
 
 
 @torch.no_grad()
-def copy_in_place(own: OnPolicyLearner, other: OnPolicyLearner) -> None:
+def copy_in_place(target: OnPolicyLearner, source: OnPolicyLearner) -> None:
     """Copies another learner's networks, statistics and optimizer moments into a learner.
 
     Tensors keep their addresses, so recorded graphs remain valid.
     """
-    for mine, theirs in zip(_parameters_and_buffers(own), _parameters_and_buffers(other)):
+    for mine, theirs in zip(_parameters_and_buffers(target), _parameters_and_buffers(source)):
         mine.copy_(theirs)
-    steps = own.optimizer, other.optimizer
+    steps = target.optimizer, source.optimizer
     parameters = ([p for group in one.param_groups for p in group["params"]] for one in steps)
     for mine, theirs in zip(*parameters):
-        known = other.optimizer.state.get(theirs, {})
-        if known and not own.optimizer.state.get(mine):
-            own.optimizer.state[mine] = {name: value.clone() for name, value in known.items()}
+        known = source.optimizer.state.get(theirs, {})
+        if known and not target.optimizer.state.get(mine):
+            target.optimizer.state[mine] = {name: value.clone() for name, value in known.items()}
         for name, value in known.items():
-            own.optimizer.state[mine][name].copy_(value)
-    own.critic_states = {name: value.clone() for name, value in other.critic_states.items()}
+            target.optimizer.state[mine][name].copy_(value)
+    target.critic_states = {name: value.clone() for name, value in source.critic_states.items()}
 
 
 def _parameters_and_buffers(learner: nn.Module) -> list[Tensor]:

@@ -12,7 +12,7 @@ from torchrl_marl.errors import ConfigError
 from torchrl_marl.settings import flatten, shown
 from torchrl_marl.training.checkpoint import leaves
 
-__all__ = ["Leaves", "described", "leaves_of", "live_leaves", "load_actors", "part_of"]
+__all__ = ["Leaves", "described", "init_part_of", "leaves_of", "live_leaves", "load_actors"]
 
 Leaves = dict[str, Tensor]
 _STATISTICS = ("running_mean", "running_mean_sq", "debiasing_term", "count", "mean", "variance")
@@ -21,16 +21,18 @@ _POLICY_PREFIXES = ("actors.", "observation_norms.")  # what a policy needs
 _MOMENT_KEYS = {"means", "squares", "steps"}
 
 
-def part_of(name: str) -> str | None:
+def init_part_of(name: str) -> str | None:
     """Returns the part of ``init`` to which a leaf belongs; None for state that a run makes itself.
 
     Args:
         name (str): dotted name in the state of a learner.
 
     Examples:
-        >>> part_of("actors.car.module.0.weight"), part_of("mixers.car.module.bias.0.weight")
-        ('actor', 'critic')
-        >>> part_of("observation_norms.car.mean"), part_of("targets.car.0.weight")
+        >>> init_part_of("actors.car.module.0.weight")
+        'actor'
+        >>> init_part_of("mixers.car.module.bias.0.weight")
+        'critic'
+        >>> init_part_of("observation_norms.car.mean"), init_part_of("targets.car.0.weight")
         ('normalization', None)
     """
     head, last = name.partition(".")[0], name.rpartition(".")[2]
@@ -47,7 +49,7 @@ def leaves_of(states: Iterable[Mapping[str, Any]]) -> Leaves:
     for i, state in enumerate(states):
         found |= {name: x for name, x in state.items() if isinstance(x, Tensor)}
         found |= _optimizer_moments(i, state)
-    return {name: x for name, x in found.items() if part_of(name) is not None}
+    return {name: x for name, x in found.items() if init_part_of(name) is not None}
 
 
 def _optimizer_moments(i: int, state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
@@ -76,7 +78,7 @@ def load_actors(
         {name: x for name, x in found.items() if name.startswith(_POLICY_PREFIXES)}
         for found in (leaves_of(states), live_leaves(learners))
     )
-    given = {name: x for name, x in given.items() if part_of(name) is not None}
+    given = {name: x for name, x in given.items() if init_part_of(name) is not None}
     faults = [
         f"{name} is {described(given.get(name))} in the run and {described(own.get(name))} here"
         for name in {**own, **given}

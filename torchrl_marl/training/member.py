@@ -13,16 +13,21 @@ from torch import Tensor
 
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.errors import CheckpointError
-from torchrl_marl.learners.rows import rows_of
+from torchrl_marl.learners.rows import make_member_view
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.checkpoint import all_checkpoints, save_checkpoint, set_aside_later
 from torchrl_marl.training.config import TrainConfig, with_settings
 from torchrl_marl.training.evaluation import kind_of
-from torchrl_marl.training.files import whole_file
+from torchrl_marl.training.files import open_atomically
 from torchrl_marl.training.folder import RunFolder
-from torchrl_marl.training.origin import made_by, sign_run, signed_yaml
+from torchrl_marl.training.origin import run_provenance, sign_run, signed_yaml
 from torchrl_marl.training.part import Progress
-from torchrl_marl.training.progress import StopAtReturn, figures_of, returns_of, write_summary
+from torchrl_marl.training.progress import (
+    StopAtReturn,
+    return_entries,
+    summary_entries,
+    write_summary,
+)
 from torchrl_marl.training.recorder import Recorder
 from torchrl_marl.training.run import Run
 
@@ -78,7 +83,7 @@ class MemberPolicy:
     """
 
     def __init__(self, learners: Sequence[Any], alone: Sequence[Any]) -> None:
-        self._views = [rows_of(many, one) for many, one in zip(learners, alone)]
+        self._views = [make_member_view(many, one) for many, one in zip(learners, alone)]
         self.policy = TeamPolicy(actor for one in alone for actor in one.actors.values())
 
     def read(self, member: int) -> TeamPolicy:
@@ -193,7 +198,7 @@ class Member:
 
     def _write_config(self) -> None:
         self._config_is_outdated = False
-        with whole_file(self.folder / "config.yaml") as file:
+        with open_atomically(self.folder / "config.yaml") as file:
             file.write(signed_yaml(self.config))
 
     def note(self, when: str, result: Mapping[str, float], *, diverged: bool = False) -> None:
@@ -203,7 +208,7 @@ class Member:
         """
         tail = "/episode_reward"
         groups = [key.removesuffix(tail) for key in result if key.endswith(tail)]
-        found = returns_of(when, result, groups)
+        found = return_entries(when, result, groups)
         self.summary |= dict.fromkeys(found, math.nan) if diverged else found
         if when == "after":
             kind = kind_of(self.config.evaluation.deterministic)
@@ -277,7 +282,7 @@ class Member:
             "stopping": StopAtReturn(self.config).state_dict(),
             "members": {},
             "evolution": {},
-            "made_by": made_by(self.config),
+            "made_by": run_provenance(self.config),
         }
         keep = self.config.checkpoint.keep
         path = save_checkpoint(self.folder, own["iteration"], own, keep)
@@ -288,7 +293,7 @@ class Member:
     def end(self, now: Progress) -> None:
         """Writes the summary."""
         own = now.frames - self.begun.frames, now.seconds - self.begun.seconds
-        self.summary |= figures_of(self.config, *own)
+        self.summary |= summary_entries(self.config, *own)
         write_summary(self.folder, self.summary)
         self.recorder.summary(self.summary, own[0])
 

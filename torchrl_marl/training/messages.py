@@ -18,7 +18,7 @@ __all__ = ["messages_of", "print_message", "progress_bar"]
 _HAS_WIDGET = tqdm is not tqdm_asyncio  # a notebook draws the bar
 
 
-def progress_bar(name: str, total: int, frames: int, *, shows: bool = True) -> tqdm:
+def progress_bar(name: str, total: int, frames: int, *, enabled: bool = True) -> tqdm:
     """Returns a progress bar over the frames of a run.
 
     In a terminal or notebook, the bar is refreshed up to ten times per second. If stderr is
@@ -30,7 +30,7 @@ def progress_bar(name: str, total: int, frames: int, *, shows: bool = True) -> t
         frames (int): frames so far.
 
     Keyword Args:
-        shows (bool): False for a bar that writes nothing.
+        enabled (bool): False for a bar that writes nothing.
     """
     in_place = _HAS_WIDGET or sys.stderr.isatty()
     return tqdm(
@@ -41,7 +41,7 @@ def progress_bar(name: str, total: int, frames: int, *, shows: bool = True) -> t
         unit_scale=True,
         dynamic_ncols=True,
         mininterval=0.1 if in_place else 5,
-        disable=not shows,
+        disable=not enabled,
     )
 
 
@@ -62,14 +62,14 @@ def messages_of(run: str) -> Iterator[None]:
         _run.reset(token)
 
 
-def print_message(text: str, *, warns: bool = True) -> None:
+def print_message(text: str, *, is_warning: bool = True) -> None:
     """Prints a message above the progress bar.
 
     Args:
         text (str): sentence without the full stop.
 
     Keyword Args:
-        warns (bool): True to print to stderr, which notebooks show in red; False for stdout.
+        is_warning (bool): True to print to stderr, which notebooks show in red; False for stdout.
     """
     text = f"{_run.get()}: {text}" if _run.get() else text
-    tqdm.write(f"torchrl_marl: {text}.", file=sys.stderr if warns else sys.stdout)
+    tqdm.write(f"torchrl_marl: {text}.", file=sys.stderr if is_warning else sys.stdout)

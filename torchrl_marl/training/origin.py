@@ -16,24 +16,24 @@ from torchrl_marl.envs.config import EnvConfig
 from torchrl_marl.envs.external_code import code_at, external_code
 from torchrl_marl.envs.libraries import LIBRARIES
 from torchrl_marl.errors import CheckpointError, ConfigError, TrustError
-from torchrl_marl.runtime.trust import is_own, signature
+from torchrl_marl.runtime.trust import is_signed_by_user, signature
 from torchrl_marl.settings import Reader, flatten, shown, to_yaml
 from torchrl_marl.settings.layers import UNFIT, plain
 from torchrl_marl.training.config import TrainConfig
-from torchrl_marl.training.files import whole_file
+from torchrl_marl.training.files import open_atomically
 from torchrl_marl.version import __version__
 
 __all__ = [
     "SIGNATURE",
     "Difference",
-    "Named",
+    "ExternalReference",
     "check_environment",
     "check_origin",
     "check_unchanged",
     "differences",
+    "external_references",
     "in_words",
-    "made_by",
-    "named_by",
+    "run_provenance",
     "settings_of",
     "sign_run",
     "signed_yaml",
@@ -65,14 +65,14 @@ class Difference(NamedTuple):
     """Current value."""
 
 
-def made_by(config: TrainConfig) -> dict[str, Any]:
+def run_provenance(config: TrainConfig) -> dict[str, Any]:
     """Returns the settings of a run and the package versions, to be stored in a checkpoint.
 
     Args:
         config (TrainConfig): config of the run.
 
     Examples:
-        >>> found = made_by(TrainConfig(seed=3))
+        >>> found = run_provenance(TrainConfig(seed=3))
         >>> found["settings"]["seed"], sorted(found["versions"])[:3]
         (3, ['tensordict', 'torch', 'torchrl'])
     """
@@ -250,12 +250,12 @@ _TRUST_HINT = (
 )
 
 
-class Named(NamedTuple):
+class ExternalReference(NamedTuple):
     """External code, an address or a service that settings name."""
 
     key: str
     """Name of the setting; ``env`` for the code of an environment."""
-    deed: str
+    effect: str
     """Verb phrase for messages, such as ``import module``."""
     parts: tuple[bytes, ...]
     """Content that is signed."""
@@ -265,12 +265,12 @@ class Named(NamedTuple):
         """This user's signature of the content."""
         return signature(*self.parts)
 
-    def is_signed(self, given: Iterable[str]) -> bool:
+    def is_signed(self, signatures: Iterable[str]) -> bool:
         """Returns whether one of the signatures is this user's, or everything is trusted."""
-        return any(is_own(one, *self.parts) for one in ["", *given])
+        return any(is_signed_by_user(one, *self.parts) for one in ["", *signatures])
 
 
-def named_by(config: TrainConfig) -> list[Named]:
+def external_references(config: TrainConfig) -> list[ExternalReference]:
     """Returns the external code, clusters, addresses and services that settings name."""
     found = []
     code = external_code(config.env)
@@ -322,7 +322,7 @@ def check_origin(
     file: Path,
     config: TrainConfig,
     *,
-    given: Collection[str] = (),
+    overridden: Collection[str] = (),
     own_env: bool = False,
     only: str = "",
 ) -> None:
@@ -333,23 +333,23 @@ def check_origin(
         config (TrainConfig): settings in the file, with the user's overrides.
 
     Keyword Args:
-        given (collection of str): dotted names of the settings that the user overrides.
+        overridden (collection of str): dotted names of the settings that the user overrides.
         own_env (bool): whether the user passes an environment.
         only (str): prefix of the names of the settings to check.
 
     Raises:
         TrustError: a setting is refused; the message names it and its effect.
     """
-    own = (*given, *(["env"] if own_env or _environment_is_given(given) else ()))
-    named = [one for one in named_by(config) if one.key.startswith(only)]
+    own = (*overridden, *(["env"] if own_env or _environment_is_given(overridden) else ()))
+    named = [one for one in external_references(config) if one.key.startswith(only)]
     named = [one for one in named if one.key not in own]
     what = f"run {str(file.parent)!r}" if file.name == "config.yaml" else f"recipe {str(file)!r}"
     _refuse_unsigned(named, file, what)
 
 
-def _environment_is_given(given: Collection[str]) -> bool:
+def _environment_is_given(overridden: Collection[str]) -> bool:
     """Returns whether the user's overrides choose the environment."""
-    return "env.library" in given or "env.name" in given
+    return "env.library" in overridden or "env.name" in overridden
 
 
 def sign_run(folder: Path, config: TrainConfig) -> None:
@@ -358,30 +358,30 @@ def sign_run(folder: Path, config: TrainConfig) -> None:
     Raises:
         WriteError: the disk is full, or the folder is read-only.
     """
-    named = named_by(config)
+    named = external_references(config)
     if named:
-        with whole_file(folder / SIGNATURE) as file:
+        with open_atomically(folder / SIGNATURE) as file:
             file.write("\n".join(one.signature for one in named))
 
 
 def signed_yaml(config: TrainConfig) -> str:
     """Returns settings as YAML, with signatures of external code and addresses as comments."""
-    lines = (f"{_SIGNATURE_PREFIX}{one.signature}\n" for one in named_by(config))
+    lines = (f"{_SIGNATURE_PREFIX}{one.signature}\n" for one in external_references(config))
     return to_yaml(config) + "".join(lines)
 
 
-def _refuse_unsigned(named: Iterable[Named], file: Path, what: str) -> None:
+def _refuse_unsigned(named: Iterable[ExternalReference], file: Path, what: str) -> None:
     given = _read_signatures(file)
     for one in named:
         if one.is_signed(given):
             continue
         if one.key == "env":
             raise TrustError(
-                f"{what} would {one.deed} and run its code, but was not trained by you on "
+                f"{what} would {one.effect} and run its code, but was not trained by you on "
                 f"this machine with that code; {_TRUST_HINT}."
             )
         raise TrustError(
-            f"{what} would {one.deed} ({one.key}), but was not trained by you on this machine "
+            f"{what} would {one.effect} ({one.key}), but was not trained by you on this machine "
             f"with that; give {one.key}=... yourself, or, {_TRUST_HINT}."
         )
 
@@ -396,14 +396,14 @@ def _read_signatures(file: Path) -> list[str]:
     return found
 
 
-def _named_environment(code: str) -> Named:
-    return Named("env", f"import {code}", (b"world of a run", code.encode()))
+def _named_environment(code: str) -> ExternalReference:
+    return ExternalReference("env", f"import {code}", (b"world of a run", code.encode()))
 
 
-def _named_callback(code: str) -> Named:
-    return Named("callbacks", f"import {code}", (b"callback of a run", code.encode()))
+def _named_callback(code: str) -> ExternalReference:
+    return ExternalReference("callbacks", f"import {code}", (b"callback of a run", code.encode()))
 
 
-def _named_address(key: str, value: object, deed: str) -> Named:
+def _named_address(key: str, value: object, effect: str) -> ExternalReference:
     parts = (b"address of a run", key.encode(), str(value).encode())
-    return Named(key, f"{deed} {str(value)!r}", parts)
+    return ExternalReference(key, f"{effect} {str(value)!r}", parts)

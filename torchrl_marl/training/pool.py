@@ -15,11 +15,11 @@ from torch import Tensor
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.errors import CheckpointError, SpecError, quoted
 from torchrl_marl.modules.players import check_shapes, tensors_of
-from torchrl_marl.runtime.naming import fault_of
+from torchrl_marl.runtime.naming import invalid_name_reason
 from torchrl_marl.runtime.trust import refuse_links
-from torchrl_marl.training.checkpoint import read_sealed, seal
+from torchrl_marl.training.checkpoint import append_checksum, read_with_checksum
 from torchrl_marl.training.config import read_run_config
-from torchrl_marl.training.files import whole_file, writing
+from torchrl_marl.training.files import explain_write_errors, open_atomically
 from torchrl_marl.training.recorder import CsvTable
 
 __all__ = [
@@ -120,15 +120,15 @@ class Pool:
             WriteError: the disk is full, or the folder is read-only.
         """
         path = self.path(name)
-        with writing(path):
+        with explain_write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         content = {
             actor: {key: value.detach().cpu().clone() for key, value in own.items()}
             for actor, own in networks.items()
         }
-        with whole_file(path, "w+b") as file:
+        with open_atomically(path, "w+b") as file:
             torch.save({"format": _FORMAT, "actors": content}, file)
-            seal(file)
+            append_checksum(file)
         self.names.append(name)
         return self.note(name, path, row)
 
@@ -208,7 +208,7 @@ def stored_players(folder: Path) -> list[StoredPlayer]:
 
 
 def _player_file(folder: Path, name: str) -> Path:
-    fault = fault_of(name, plain=True)
+    fault = invalid_name_reason(name, plain=True)
     if fault is not None:
         raise CheckpointError(
             f"run {str(folder)!r} has a player called {quoted(name)}: {fault}; its table or "
@@ -236,7 +236,7 @@ def read_player(path: Path) -> Networks:
         CheckpointError: the file is not a stored player, or is damaged.
     """
     try:
-        state = read_sealed(path)
+        state = read_with_checksum(path)
         if state["format"] != _FORMAT:
             raise ValueError(f"its format is {quoted(state['format'])}, expected {_FORMAT}")
         return dict(state["actors"])

@@ -16,7 +16,7 @@ from torchrl.envs import EnvBase
 from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.learners.build import build_learners, build_population
 from torchrl_marl.learners.on_policy import OnPolicyLearner
-from torchrl_marl.learners.rows import rows_of
+from torchrl_marl.learners.rows import make_member_view
 from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.checkpoint import all_checkpoints
@@ -36,7 +36,7 @@ from torchrl_marl.training.member import (
 )
 from torchrl_marl.training.messages import print_message
 from torchrl_marl.training.part import Progress
-from torchrl_marl.training.progress import StopAtReturn, figures_of
+from torchrl_marl.training.progress import StopAtReturn, summary_entries
 from torchrl_marl.training.recorder import Recorder
 
 __all__ = ["Population", "environments_of_members", "learners_of_members"]
@@ -85,7 +85,7 @@ def learners_of_members(
         with RandomState(own.seed, device).active():
             alone = _build_single_learners(own, team, device)
         for learner, one in zip(learners, alone):
-            rows_of(learner, one).write(i)
+            make_member_view(learner, one).write(i)
     return learners
 
 
@@ -216,9 +216,9 @@ class Population:
         for member, result, out in zip(self.members, results, diverged):
             member.note(when, result, diverged=out)
 
-    note_figures = note
+    add_returns_to_summary = note
 
-    def note_absolute(self, found: Sequence[Mapping[str, Any]]) -> None:
+    def record_best_parameters(self, found: Sequence[Mapping[str, Any]]) -> None:
         """Adds the results of the best parameters to the summaries, as :meth:`note` does."""
         key, diverged = "return_absolute", self.diverged().tolist()
         for member, own in zip(self.members, found):
@@ -227,7 +227,7 @@ class Population:
         if returns:
             self.run.summary[key] = sum(returns) / len(returns)
 
-    def note_heuristic(self, measure: Callable[[Any], Any]) -> None:
+    def record_heuristic(self, measure: Callable[[Any], Any]) -> None:
         """Records in the summaries that the environment's heuristic is not evaluated."""
         for member in self.members:
             member.summary["return_heuristic"] = None
@@ -273,13 +273,13 @@ class Population:
         self._report_diverged(now.frames)
         return row
 
-    def note_own(self, found: Sequence[Mapping[str, float]]) -> None:
+    def add_to_summary(self, found: Sequence[Mapping[str, float]]) -> None:
         """Adds entries to the members' summaries, and their means to the population's summary."""
         self.run.summary |= means_of(found, self.diverged())
         for member, own in zip(self.members, found):
             member.summary |= own
 
-    def grow_tables(self) -> None:
+    def allow_new_columns(self) -> None:
         """Lets rows add columns to the tables of the population and its members."""
         for recorder in (self.recorder, *(member.recorder for member in self.members)):
             recorder.grow()
@@ -307,7 +307,7 @@ class Population:
             names = self.config.population.bounds()
             member.take_settings({name: float(settings[name][i]) for name in names})
 
-    def take_changed(self, settings: Mapping[str, Tensor]) -> None:
+    def record_changed_settings(self, settings: Mapping[str, Tensor]) -> None:
         """Takes over changed settings, ``[P]`` each, as :meth:`take_settings` does."""
         for i, member in enumerate(self.members):
             member.take_settings({name: float(values[i]) for name, values in settings.items()})
@@ -328,7 +328,7 @@ class Population:
         """Writes a checkpoint of each member."""
         with RandomState(0, self.device).active():
             alone = self.alone()
-        pairs = [rows_of(many, one) for many, one in zip(self.learners, alone)]
+        pairs = [make_member_view(many, one) for many, one in zip(self.learners, alone)]
         state = {k: value for k, value in state.items() if k not in ("trials", "callbacks")}
         for i, member in enumerate(self.members):
             if not member.idle:
@@ -342,7 +342,7 @@ class Population:
         """Writes the members' summaries, and completes the population's summary."""
         for member in self.members:
             member.end(now)
-        found = figures_of(self.config, now.frames, now.seconds)
+        found = summary_entries(self.config, now.frames, now.seconds)
         found["members"] = len(self.members)
         found["frames_per_second"] *= len(self.members)  # of all members
         self.run.summary |= found

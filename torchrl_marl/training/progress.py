@@ -13,7 +13,7 @@ from tensordict import TensorDictBase
 
 from torchrl_marl.errors import ConfigError, quoted
 from torchrl_marl.training.config import TrainConfig
-from torchrl_marl.training.files import json_text, whole_file
+from torchrl_marl.training.files import json_text, open_atomically
 from torchrl_marl.training.messages import print_message
 from torchrl_marl.training.part import Part
 from torchrl_marl.training.run import Run
@@ -26,9 +26,9 @@ __all__ = [
     "StopAtReturn",
     "Until",
     "evaluation_period",
-    "figures_of",
     "is_due",
-    "returns_of",
+    "return_entries",
+    "summary_entries",
     "write_summary",
 ]
 
@@ -49,7 +49,7 @@ class Iteration:
     """The batch, ``[E, T]``, with advantages."""
 
 
-def figures_of(config: TrainConfig, frames: int, seconds: float) -> dict[str, Any]:
+def summary_entries(config: TrainConfig, frames: int, seconds: float) -> dict[str, Any]:
     """Returns the entries of a run's summary other than returns.
 
     Args:
@@ -66,7 +66,7 @@ def figures_of(config: TrainConfig, frames: int, seconds: float) -> dict[str, An
     }
 
 
-def returns_of(when: str, result: Mapping[str, float], groups: Sequence[str]) -> dict[str, Any]:
+def return_entries(when: str, result: Mapping[str, float], groups: Sequence[str]) -> dict[str, Any]:
     """Returns an evaluation's entries for a summary; with several groups, also by group.
 
     Args:
@@ -86,7 +86,7 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     Raises:
         WriteError: the disk is full, or the folder is read-only.
     """
-    with whole_file(folder / "summary.json") as file:
+    with open_atomically(folder / "summary.json") as file:
         file.write(json_text(summary, indent=2))
 
 

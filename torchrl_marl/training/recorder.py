@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from torchrl_marl.errors import CheckpointError, ConfigError, MissingExtraError
 from torchrl_marl.settings import flatten, shown
 from torchrl_marl.training.config import LoggingConfig, TrainConfig
-from torchrl_marl.training.files import append, whole_file
+from torchrl_marl.training.files import append, open_atomically
 from torchrl_marl.training.messages import progress_bar
 
 __all__ = [
@@ -66,7 +66,7 @@ class CsvTable:
         ]
         # If there are no rows, even the header may be incomplete.
         self.columns = columns if rows else []
-        with whole_file(self.path, newline="") as file:
+        with open_atomically(self.path, newline="") as file:
             writer = csv.DictWriter(file, self.columns)
             if rows:
                 writer.writeheader()
@@ -107,7 +107,7 @@ class CsvTable:
     def _add_columns(self, columns: list[str]) -> None:
         """Writes the table again with more columns, which are empty in earlier rows."""
         _, rows = self._read()
-        with whole_file(self.path, newline="") as file:
+        with open_atomically(self.path, newline="") as file:
             writer = csv.DictWriter(file, columns)
             writer.writeheader()
             writer.writerows(rows)
@@ -128,7 +128,7 @@ class Recorder:
         iterations (int): number of finished iterations; later rows are removed.
         frames (int): environment steps so far.
         done (bool): whether the training is complete.
-        again (bool): whether the last iteration is evaluated again, so that its row is removed.
+        resumed (bool): whether the last iteration is evaluated again, so that its row is removed.
         writes (bool): whether this rank writes files and shows the progress bar.
 
     Raises:
@@ -145,19 +145,19 @@ class Recorder:
         iterations: int,
         frames: int,
         done: bool,
-        again: bool = False,
+        resumed: bool = False,
         writes: bool = True,
     ) -> None:
         self._writes = writes
         if writes:
             self._metrics = CsvTable(folder / "metrics.csv", keep_iterations=iterations)
-            self._evaluation = CsvTable(folder / "evaluation.csv", iterations - again)
+            self._evaluation = CsvTable(folder / "evaluation.csv", iterations - resumed)
             self._loggers = Loggers(config.logging, folder)
             if self._loggers.backends:
                 self._loggers.log_settings(flatten(dataclasses.asdict(config)))
         shows = writes and not done and config.logging.progress
         self._progress_bar = progress_bar(
-            f"seed {config.seed}", config.total_frames, frames, shows=shows
+            f"seed {config.seed}", config.total_frames, frames, enabled=shows
         )
 
     def iteration(self, row: Mapping[str, Any], returns: Sequence[float]) -> None:
@@ -204,7 +204,7 @@ class Recorder:
         if self._writes:
             self._metrics.grows = self._evaluation.grows = True
 
-    def working(self, what: str) -> None:
+    def show_slow_work(self, what: str) -> None:
         """Shows in the progress bar which slow work is being done, such as a compilation."""
         self._progress_bar.set_postfix_str(what)
 
@@ -292,7 +292,7 @@ def open_backend(name: str, config: LoggingConfig, folder: Path) -> Backend:
             f"leave {name} out."
         ) from error
     if run_id is not None and run_id != known.get(name):
-        with whole_file(path) as file:
+        with open_atomically(path) as file:
             file.write(json.dumps({**known, name: run_id}, indent=2) + "\n")
     return backend
 

@@ -8,12 +8,12 @@ from typing import Any
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.environments import Environments
-from torchrl_marl.training.evaluation import Episodes, after_training
+from torchrl_marl.training.evaluation import Episodes, last_evaluation_entries
 from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.messages import print_message
 from torchrl_marl.training.metrics import mean_return
 from torchrl_marl.training.part import Progress
-from torchrl_marl.training.progress import StopAtReturn, figures_of, returns_of
+from torchrl_marl.training.progress import StopAtReturn, return_entries, summary_entries
 from torchrl_marl.training.recorder import Recorder
 from torchrl_marl.training.run import Run
 
@@ -61,7 +61,7 @@ class RunResults:
             iterations=now.iteration,
             frames=now.frames,
             done=done,
-            again=done and "return_after" not in self.run.summary,  # interrupted before its end
+            resumed=done and "return_after" not in self.run.summary,  # interrupted before its end
             writes=self.folder.writes,
         )
 
@@ -120,25 +120,25 @@ class RunResults:
             when (str): ``before``, ``after`` or ``random``.
             result (mapping): result of :meth:`evaluation`.
         """
-        self.run.summary |= returns_of(when, result, list(self.team.groups))
+        self.run.summary |= return_entries(when, result, list(self.team.groups))
 
     def policy_of(self, member: int = 0) -> Any:
         """Returns the policy of the only member."""
         return self.policy
 
-    def note_absolute(self, found: Sequence[Mapping[str, Any]]) -> None:
+    def record_best_parameters(self, found: Sequence[Mapping[str, Any]]) -> None:
         """Adds the results of the best parameters to the summary."""
         self.run.summary |= found[0]
 
-    def note_figures(self, when: str, played: Sequence[Episodes]) -> None:
+    def add_returns_to_summary(self, when: str, played: Sequence[Episodes]) -> None:
         """Adds returns to the summary without writing a row of ``evaluation.csv``."""
         self.note(when, played[0].figures() if played else {})
 
-    def note_heuristic(self, measure: Callable[[Any], Sequence[Episodes]]) -> None:
+    def record_heuristic(self, measure: Callable[[Any], Sequence[Episodes]]) -> None:
         """Adds the returns of the environment's heuristic, if it has one, to the summary."""
         self.run.summary["return_heuristic"] = None
         if self.config.evaluation.episodes and (own := self.environments.heuristic()) is not None:
-            self.note_figures("heuristic", measure(own))
+            self.add_returns_to_summary("heuristic", measure(own))
 
     def conclude(self, now: Progress, measure: Callable[[], Sequence[Episodes]]) -> None:
         """Adds the last evaluation to the summary, and reports an early end.
@@ -151,9 +151,9 @@ class RunResults:
         settings, played = self.config.evaluation, self._evaluation_at(now.iteration)
         if played is not None:
             other = measure()[0] if settings.both else None
-            self.run.summary |= after_training(played, other, settings.deterministic)
+            self.run.summary |= last_evaluation_entries(played, other, settings.deterministic)
             if self.run.summary.get("actions_differ"):
-                print_message(self.run.summary["actions_differ"], warns=False)
+                print_message(self.run.summary["actions_differ"], is_warning=False)
         self.stopping.report(now.frames)
 
     # ---------------------------------------------------------------------------------- records
@@ -193,7 +193,7 @@ class RunResults:
         self.recorder.iteration(row, [row[f"{name}/episode_reward"] for name in self.team.groups])
         return row
 
-    def note_own(self, found: Sequence[Mapping[str, float]]) -> None:
+    def add_to_summary(self, found: Sequence[Mapping[str, float]]) -> None:
         """Adds entries to the summary.
 
         Args:
@@ -201,7 +201,7 @@ class RunResults:
         """
         self.run.summary |= found[0]
 
-    def grow_tables(self) -> None:
+    def allow_new_columns(self) -> None:
         """Lets rows add columns to the tables."""
         self.recorder.grow()
 
@@ -210,7 +210,7 @@ class RunResults:
 
     def end(self, now: Progress) -> None:
         """Completes the summary."""
-        self.run.summary |= figures_of(self.config, now.frames, now.seconds)
+        self.run.summary |= summary_entries(self.config, now.frames, now.seconds)
 
     def close(self) -> None:
         """Closes tables and loggers."""

@@ -27,7 +27,7 @@ from torchrl_marl.errors import CheckpointError, ConfigError, WriteError, quoted
 from torchrl_marl.learners.build import build_learners
 from torchrl_marl.learners.learner import Learner
 from torchrl_marl.modules.precision import set_precision
-from torchrl_marl.runtime.applications import application
+from torchrl_marl.runtime.applications import import_application
 from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.runtime.trust import refuse_links, trusting
 from torchrl_marl.settings import Reader, flatten, normalized
@@ -38,9 +38,9 @@ from torchrl_marl.training.evaluation import (
     AT_ONCE,
     EVALUATION_SEED,
     Episodes,
-    filmed,
     play,
-    put_back,
+    record_animation,
+    restoring_env,
 )
 from torchrl_marl.training.files import append, json_text
 from torchrl_marl.training.origin import (
@@ -265,7 +265,7 @@ class Run:
             env, seed, num_envs, "evaluate", drawn=bool(paths), config=config
         ) as environment:
             team = TeamSpec.from_env(environment)
-            with filmed(environment, team, paths, shown) as film:
+            with record_animation(environment, team, paths, shown) as film:
                 found = play(
                     environment,
                     self.policy,
@@ -310,7 +310,7 @@ class Run:
             MissingExtraError: a package is not installed.
             UserError: the actions of a program differ from the team's.
         """
-        exporting = application("export")
+        exporting = import_application("export")
         policy = copy.deepcopy(self.policy)
         set_precision(policy, "float32")
         agents = exporting.find_agents(policy, agent)
@@ -370,7 +370,7 @@ class Run:
             env = _use_or_make_env(config, chosen, device, num_envs=num_envs, drawn=drawn)
         env = with_memory(env, self.policy)
         try:
-            with put_back(env) as undisturbed:
+            with restoring_env(env) as undisturbed:
                 if env is trained and not undisturbed:
                     raise ConfigError(
                         f"{type(_innermost_env(env)).__name__} is being trained, and its state "
@@ -452,18 +452,18 @@ def _with_env_settings(
     return Reader(TrainConfig).read(dataclasses.asdict(config), given)
 
 
-def check_played(given: Mapping[str, Any]) -> None:
+def check_played(settings: Mapping[str, Any]) -> None:
     """Refuses settings that do not change the environment in which whole episodes are played.
 
     Args:
-        given (mapping): the settings, from :func:`~torchrl_marl.settings.normalized`.
+        settings (mapping): the settings, from :func:`~torchrl_marl.settings.normalized`.
 
     Raises:
         ConfigError: a setting is not of the environment, or has no effect on episodes.
     """
-    for key in _TRAINING_ONLY_SETTINGS.keys() & flatten(given).keys():
+    for key in _TRAINING_ONLY_SETTINGS.keys() & flatten(settings).keys():
         raise ConfigError(f"{key} is given, but {_TRAINING_ONLY_SETTINGS[key]}; leave it out.")
-    other = next((key for key in flatten(given) if not key.startswith("env.")), None)
+    other = next((key for key in flatten(settings) if not key.startswith("env.")), None)
     if other is not None:
         raise ConfigError(
             f"{other} is given, expected settings of the environment, such as "

@@ -51,15 +51,15 @@ class ShardMaker:
     policy: TensorDictModuleBase | None = None
     remembers: bool = False
 
-    def __call__(self, life: int = 0) -> Shard:
+    def __call__(self, n_restarts: int = 0) -> Shard:
         """Builds the shard.
 
         Args:
-            life (int): number of earlier restarts of the shard without a snapshot.
+            n_restarts (int): number of earlier restarts of the shard without a snapshot.
         """
         config, number = self.config, self.config.distributed.collectors
         assert number is not None
-        seed = shard_seed(config.seed, self.shard, life)
+        seed = shard_seed(config.seed, self.shard, n_restarts)
         random = RandomState(seed, self.device)
         with random.active():
             env = make_env(
@@ -77,7 +77,7 @@ class ShardMaker:
             frames_per_batch=config.frames_per_batch // number,
             execution=config.execution if has_graphs(env) else "eager",  # type: ignore[arg-type]
             team=team,
-            life=life,
+            n_restarts=n_restarts,
             threads=config.threads or 1,
             note=EpisodeSums(team) if config.distributed.asynchronous else None,
         )
@@ -145,7 +145,7 @@ def sharded_collector(
         policy,
         overlap=settings.overlap,
         snapshot_every=settings.snapshot_every,
-        live=live,
+        shares_policy=live,
         device=torch.device(config.device),
     )
 
@@ -153,10 +153,10 @@ def sharded_collector(
 def _make_placement(makers: list[ShardMaker], config: TrainConfig) -> Placement:
     if config.distributed.backend == "none":
         return LocalPlacement(makers)
-    from torchrl_marl.collectors.ray import OnRay
+    from torchrl_marl.collectors.ray import RayPlacement
 
     settings = config.distributed
-    return OnRay(
+    return RayPlacement(
         makers,
         actors=settings.actors,
         address=settings.address,

@@ -142,13 +142,13 @@ def new_folder(config: TrainConfig) -> RunFolder:
     return folder
 
 
-def train_stages(folder: RunFolder, stages: Stages, go_on: Callable[[str, Path], Run]) -> Run:
+def train_stages(folder: RunFolder, stages: Stages, resume: Callable[[str, Path], Run]) -> Run:
     """Trains the stages that have not ended, and returns the run of the last.
 
     Args:
         folder (RunFolder): folder of the whole run, which is released at the end.
         stages (mapping): settings of the stages, with folders in that folder.
-        go_on (callable): function of a stage's name and folder that resumes it.
+        resume (callable): function of a stage's name and folder that resumes it.
 
     Raises:
         KeyboardInterrupt, Terminated: after Ctrl-C, SIGTERM or SIGHUP, with the folder of the
@@ -162,7 +162,7 @@ def train_stages(folder: RunFolder, stages: Stages, go_on: Callable[[str, Path],
                     continue
                 print_message(f"stage {number} of {len(stages)}: {name}, in {str(path)!r}")
                 if has_checkpoint(path):
-                    run = go_on(name, path)
+                    run = resume(name, path)
                 else:
                     run = train(dataclasses.replace(config, folder=str(path)))
         write_summary(

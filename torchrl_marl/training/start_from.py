@@ -13,15 +13,15 @@ import torch
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.errors import ConfigError, quoted
 from torchrl_marl.learners.adam import start_adam
-from torchrl_marl.learners.rows import rows_of
+from torchrl_marl.learners.rows import make_member_view
 from torchrl_marl.modules.players import tensors_of
-from torchrl_marl.runtime.applications import application
+from torchrl_marl.runtime.applications import import_application
 from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.runtime.trust import refuse_links
 from torchrl_marl.settings import shown
-from torchrl_marl.training.checkpoint import fitting, load_at, load_latest
+from torchrl_marl.training.checkpoint import explain_misfit, load_at, load_latest
 from torchrl_marl.training.config import TrainConfig, last_stage, read_run_config
-from torchrl_marl.training.leaves import Leaves, described, leaves_of, live_leaves, part_of
+from torchrl_marl.training.leaves import Leaves, described, init_part_of, leaves_of, live_leaves
 from torchrl_marl.training.messages import print_message
 from torchrl_marl.training.origin import differences, settings_of
 from torchrl_marl.training.pool import read_player
@@ -72,25 +72,25 @@ class Loaded(NamedTuple):
 # ----------------------------------------------------------------------------------------- reading
 
 
-def read_source(given: str) -> Source:
+def read_source(source: str) -> Source:
     """Reads the parameters that ``init_from`` names; runs no code from the files.
 
     Args:
-        given (str): run folder, with or without ``@FRAMES``; file of a stored player; or exported
+        source (str): run folder, with or without ``@FRAMES``; file of a stored player; or exported
             folder.
 
     Raises:
         CheckpointError: the path is none of these, is damaged, or has no such checkpoint.
         TrustError: the folder has links that lead out of it.
     """
-    path, frames = _split_frames(given)
+    path, frames = _split_frames(source)
     if frames is None and path.is_file():
         players = read_player(path).items()
         found = {f"actors.{actor}.{x}": y for actor, own in players for x, y in own.items()}
-        return Source(given, "player", found)
+        return Source(source, "player", found)
     exported = None if (path / "config.yaml").is_file() else _read_export(path)
     if exported is not None and frames is None:
-        return Source(given, "export", exported)
+        return Source(source, "export", exported)
     return _read_run(path, frames)
 
 
@@ -107,7 +107,7 @@ def _read_export(path: Path) -> Leaves | None:
     if not any(path.glob("*/interface.json")):
         return None
     refuse_links(path, "export folder")
-    found: Leaves = application("export").read_parameters(path)
+    found: Leaves = import_application("export").read_parameters(path)
     return found
 
 
@@ -117,7 +117,7 @@ def _read_run(path: Path, frames: int | None) -> Source:
     refuse_links(path)
     refuse_population(path, config)
     used, state = load_latest(path) if frames is None else load_at(path, frames)
-    with fitting(used):
+    with explain_misfit(used):
         found = leaves_of(state["learners"])
     frames = state["collector"]["frames"]
     return Source(f"{path}@{frames}", "run", found, frames, settings_of(state, used) or config)
@@ -161,11 +161,11 @@ def load_parts(learners: Sequence[Any], source: Source, init: Sequence[str] | No
     own, write = _learner_leaves(learners, source)
     given = _rename_group(source.leaves, own)
     if source.kind == "export" and any(getattr(x, "observation_norms", ()) for x in learners):
-        given = {name: x for name, x in given.items() if part_of(name) == "actor"}
-    held = [part for part in parts if any(part_of(name) == part for name in given)]
-    own = {name: x for name, x in own.items() if part_of(name) in held}
+        given = {name: x for name, x in given.items() if init_part_of(name) == "actor"}
+    held = [part for part in parts if any(init_part_of(name) == part for name in given)]
+    own = {name: x for name, x in own.items() if init_part_of(name) in held}
     _check_source_parts(source, held if own else [], init)
-    given = {name: x for name, x in given.items() if part_of(name) in held}
+    given = {name: x for name, x in given.items() if init_part_of(name) in held}
     unused = _find_unused(given, own)
     given = {name: x for name, x in given.items() if _network_name(name) not in unused}
     _check_shapes(source, given, own, held)
@@ -174,8 +174,8 @@ def load_parts(learners: Sequence[Any], source: Source, init: Sequence[str] | No
     write()
     for learner in learners:
         _copy_to_targets(getattr(learner, "updates", None))
-    loaded = [part for part in held if part in {part_of(name) for name in own}]
-    here = {part_of(name) for name in live_leaves(learners)}
+    loaded = [part for part in held if part in {init_part_of(name) for name in own}]
+    here = {init_part_of(name) for name in live_leaves(learners)}
     return Loaded(loaded, [x for x in parts if x in here and x not in held], unused)
 
 
@@ -200,7 +200,7 @@ def _learner_leaves(learners: Sequence[Any], source: Source) -> tuple[Leaves, Ca
         return live_leaves(learners), _do_nothing
     policy = TeamPolicy(actor for learner in learners for actor in learner.actors.values())
     if source.kind == "export":
-        team = application("export").TeamParameters(policy, source.leaves.keys())
+        team = import_application("export").TeamParameters(policy, source.leaves.keys())
         return team.leaves, team.put_back
     named = [actor for actor in policy.module if getattr(actor, "group", None) is not None]
     found = {f"actors.{a.group.name}.{x}": y for a in named for x, y in tensors_of(a).items()}
@@ -228,7 +228,7 @@ def _group_names(named: Iterable[str]) -> list[str]:
 def _find_unused(given: Leaves, own: Leaves) -> list[str]:
     """Returns the networks of a source that the learners do not have at all, such as a critic."""
     here = {_network_name(name) for name in own}
-    networks = (_network_name(name) for name in given if part_of(name) != "normalization")
+    networks = (_network_name(name) for name in given if init_part_of(name) != "normalization")
     return list(dict.fromkeys(name for name in networks if name not in here))
 
 
@@ -253,7 +253,7 @@ def _check_shapes(source: Source, given: Leaves, own: Leaves, held: list[str]) -
         if described(here) == described(there) or id(here) in seen:
             continue
         seen |= {id(here)} - {id(None)}
-        wrong.add(part_of(name))
+        wrong.add(init_part_of(name))
         faults.append(f"{name} is {described(there)} there and {described(here)} here")
     if not faults:
         return
@@ -307,7 +307,7 @@ def _load_members(training: Training, source: Source) -> Loaded:
             single_learners = training.results.alone(i)
         found = load_parts(single_learners, source, init)
         for many, one in zip(training.learners, single_learners):
-            rows_of(many, one).write(i)
+            make_member_view(many, one).write(i)
             for shared, single in zip(_optimizers(many), _optimizers(one)):
                 for p, q in zip(shared.parameters, single.parameters):
                     if shared.state.get(p) and single.state.get(q):
@@ -320,7 +320,7 @@ def _print_report(training: Training, source: Source, found: Loaded) -> None:
     message = f"starts from {source.name}: {', '.join(found.parts)}"
     message += f"; it holds no {' and no '.join(found.missing)}" if found.missing else ""
     message += f"; this run has no {', '.join(found.unused)}" if found.unused else ""
-    print_message(message, warns=False)
+    print_message(message, is_warning=False)
     changed = list(_changed_network_settings(source.config, training.config, found.parts))
     if changed:
         print_message(

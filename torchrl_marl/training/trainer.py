@@ -20,14 +20,14 @@ from torchrl_marl.runtime.ranks import SINGLE_PROCESS, SingleProcess
 from torchrl_marl.runtime.torchrun import place
 from torchrl_marl.runtime.trust import trusting
 from torchrl_marl.training.checkpoint import (
-    fitting,
+    explain_misfit,
     latest_checkpoint,
     load_latest,
     set_aside_later,
 )
 from torchrl_marl.training.config import TrainConfig, read_run_config
 from torchrl_marl.training.environments import time_limit
-from torchrl_marl.training.files import whole_file
+from torchrl_marl.training.files import open_atomically
 from torchrl_marl.training.folder import RunFolder, has_checkpoint
 from torchrl_marl.training.interruption import named, terminable
 from torchrl_marl.training.messages import print_message
@@ -146,7 +146,7 @@ def resume_training(
                 "callbacks": callback_objects,
             }
             training = Training(config, folder, env, **options)
-            with trusting(trust), fitting(checkpoint_path):
+            with trusting(trust), explain_misfit(checkpoint_path):
                 training.load_state_dict(state)
             if folder.writes:
                 set_aside_later(checkpoint_path)
@@ -313,7 +313,7 @@ def _continue_run(
 
 def write_config(folder: Path, config: TrainConfig) -> None:
     """Writes a run's ``config.yaml``."""
-    with whole_file(folder / "config.yaml") as file:
+    with open_atomically(folder / "config.yaml") as file:
         file.write(signed_yaml(config))
 
 
@@ -416,13 +416,13 @@ def _iterate(training: Training) -> Generator[Iteration, None, None]:
         try:
             with working:
                 training.begin()
-            while not (working.asked or training.done):
+            while not (working.stop_requested or training.done):
                 with working, contextlib.suppress(Interrupted):
                     iteration = training.step()
-                if not working.asked:
+                if not working.stop_requested:
                     yield iteration
             with working:
-                if working.asked:
+                if working.stop_requested:
                     training.save()
                 else:
                     training.end()

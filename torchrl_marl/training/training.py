@@ -15,7 +15,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.envs import EnvBase
 
-from torchrl_marl.capture.program import announced_to
+from torchrl_marl.capture.program import listen_to_slow_work
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.envs.libraries import LIBRARIES
 from torchrl_marl.envs.remember import hidden_sizes
@@ -28,18 +28,18 @@ from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.checkpoint import load_learners, save_checkpoint
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.environments import Environments, choose_execution, make_collector
-from torchrl_marl.training.evaluation import Episodes, put_back
+from torchrl_marl.training.evaluation import Episodes, restoring_env
 from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.interruption import Interruption
 from torchrl_marl.training.metrics import EpisodeTracker, count_agent_frames, metrics_of
-from torchrl_marl.training.origin import made_by
+from torchrl_marl.training.origin import run_provenance
 from torchrl_marl.training.part import Part, Progress
 from torchrl_marl.training.progress import (
     Iteration,
     Until,
     evaluation_period,
-    figures_of,
     is_due,
+    summary_entries,
     write_summary,
 )
 from torchrl_marl.training.results import RunResults
@@ -124,7 +124,7 @@ class Training:
             share_minibatches(config, self.learners, self.shards)
         behavior_policy = self.policy if self.league is None else self.league.policy
         parts = self.env, behavior_policy, self.team, remembers, self.shards
-        stop_requested, labels = lambda: self.interruption.asked, self._make_labels()
+        stop_requested, labels = lambda: self.interruption.stop_requested, self._make_labels()
         self.collector: Any = make_collector(config, *parts, stop_requested, labels)
         self.tracker = EpisodeTracker(self.team, self.n_members)
         self.results: Any = self._make_results()
@@ -290,8 +290,8 @@ class Training:
             for part in self.parts.values():
                 part.begin(self)
             self.results.note("before", self.evaluate())
-            self.results.note_figures("random", self._play_evaluation(None))
-            self.results.note_heuristic(self._play_evaluation)
+            self.results.add_returns_to_summary("random", self._play_evaluation(None))
+            self.results.record_heuristic(self._play_evaluation)
             self.save()
         if self.trials is not None:
             self.trials.replace_ended(self)
@@ -301,7 +301,7 @@ class Training:
     def step(self) -> Iteration:
         """Runs one iteration: collects, learns, writes a row, and evaluates and saves if due."""
         began = time.perf_counter()
-        with announced_to(self.recorder.working):
+        with listen_to_slow_work(self.recorder.show_slow_work):
             batch = self.collector.rollout()
             self._discard_lost_episodes(batch)
             for part in self.parts.values():
@@ -441,7 +441,7 @@ class Training:
     @contextlib.contextmanager
     def _preserve_training_state(self) -> Iterator[None]:
         shared = self.environments.shared
-        with put_back(self.env) if shared else contextlib.nullcontext(True) as restored:
+        with restoring_env(self.env) if shared else contextlib.nullcontext(True) as restored:
             yield
         # After an evaluation, a shared environment is restored, or else starts new episodes.
         if not restored:
@@ -457,7 +457,7 @@ class Training:
         if self.trials is None:
             self._add_final_results()
         else:
-            self.run.summary |= figures_of(self.config, self.frames, self.seconds)
+            self.run.summary |= summary_entries(self.config, self.frames, self.seconds)
         self.save()
         if self._run_folder.writes:
             write_summary(self.folder, self.run.summary)
@@ -534,24 +534,24 @@ class Training:
             "collector": collector,
             "tracker": self.tracker.state_dict(),
             "random": RandomState.of_process(self.device).state_dict(),
-            "made_by": made_by(self.config),
+            "made_by": run_provenance(self.config),
             "league": None,
             **self.results.state_dict(),
             **parts,
         }
         if self.ranks.size == 1:
             return state
-        from torchrl_marl.training.ddp import gathered
+        from torchrl_marl.training.ddp import gather_state
 
-        return gathered(state, self.ranks)
+        return gather_state(state, self.ranks)
 
     @with_run_rng
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores the state in a checkpoint; with several ranks, this rank's part of it."""
         if self.ranks.size > 1:
-            from torchrl_marl.training.ddp import part_of
+            from torchrl_marl.training.ddp import state_of_rank
 
-            state = part_of(state, self.ranks, self.shards, self.num_envs)
+            state = state_of_rank(state, self.ranks, self.shards, self.num_envs)
         self.results.check(state)
         for name, part in self.parts.items():
             part.load_state_dict(state.get(name, {}))

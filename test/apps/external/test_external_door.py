@@ -15,7 +15,7 @@ from torchrl_marl.apps.external.declaration import Declared
 from torchrl_marl.apps.external.env import ExternalEnv
 from torchrl_marl.apps.external.listener import Listener
 from torchrl_marl.apps.external.server import ActionServer
-from torchrl_marl.apps.external.wire import framed
+from torchrl_marl.apps.external.wire import encode_message
 from torchrl_marl.errors import ConfigError
 
 SEEN = {"walker_0": [1.0, 0.0, 0.0], "walker_1": [2.0, 0.0, 0.0]}
@@ -137,7 +137,7 @@ def stranger(listener, data=b""):
         (struct.pack("<I", 100) + os.urandom(100), b"MessagePack"),
         (struct.pack("<I", 1 << 20), b"expected 65,536 at most"),
         (b"GET / HTTP/1.1\r\n\r\n", b"max_message_bytes"),
-        (framed({"type": "step"}), b"expected 'hello'"),
+        (encode_message({"type": "step"}), b"expected 'hello'"),
         (b"", b"no hello was received in time"),
     ],
 )
@@ -181,7 +181,7 @@ def test_client_that_does_not_read_is_dropped(opened):
     seen = {f"walker_{i}": [0.0] for i in range(2000)}
     good.begin({"walker_0": [1.0]})
     bad.begin(seen)
-    again = framed({"type": "step", "episode": 1, "t": 0})
+    again = encode_message({"type": "step", "episode": 1, "t": 0})
     bad.socket.settimeout(5.0)
     with pytest.raises(ConnectionError):
         for _ in range(10_000):

@@ -6,7 +6,7 @@ from external import ManualClient, f32, make_server
 from torchrl.envs.utils import ExplorationType
 
 from torchrl_marl.apps.external.client_slots import Fragments
-from torchrl_marl.apps.external.collector import as_batch
+from torchrl_marl.apps.external.collector import stack_fragments
 from torchrl_marl.collectors.rollout import RolloutCollector
 from torchrl_marl.envs.toy import Arena
 from torchrl_marl.learners import OnPolicyConfig, OnPolicyLearner
@@ -90,7 +90,7 @@ def external_batches(policy):
     batches = []
     while True:
         for _ in client.play():
-            batches.append(as_batch(fragments.take()))
+            batches.append(stack_fragments(fragments.take()))
             if len(batches) == BATCHES:
                 return batches
             fragments.release()

@@ -9,7 +9,7 @@ from external import AGENTS, Clock, echo_policy, make_server
 
 from torchrl_marl.apps.external.client_slots import Fragments
 from torchrl_marl.apps.external.listener import Connection
-from torchrl_marl.apps.external.wire import framed
+from torchrl_marl.apps.external.wire import encode_message
 
 N_FAULTS, T, E = 1000, 5, 4
 
@@ -102,18 +102,20 @@ class Simulator:
             self.line.drop()
         self.line = Stranger(self.server)
         hello = {"type": "hello", "protocol": 1, "client": f"c{self.number}", "agents": AGENTS}
-        await self.line.send(framed(hello), self.draw)
+        await self.line.send(encode_message(hello), self.draw)
 
     async def play(self, fault):
         """Sends the next message with a fault; ``hear`` continues with the answer."""
         if self.line is None or not self.line.wire.open:
             await self.connect()
-        data = framed(self.due)
+        data = encode_message(self.due)
         if fault == "broken":  # in the middle of the message
             await self.line.send(data[: self.draw.randrange(len(data))], self.draw)
             return await self.connect()
         if fault == "late" and self.t > 0:
-            await self.line.send(framed(self.message(self.draw.randrange(self.t))), self.draw)
+            await self.line.send(
+                encode_message(self.message(self.draw.randrange(self.t))), self.draw
+            )
         if fault == "twice":
             await self.line.send(data, self.draw)
         await self.line.send(data, self.draw)
@@ -150,7 +152,7 @@ async def annoy(server, draw):
     if kind == "agents":
         agents = {"walker": {**AGENTS["walker"], "n": 9}}
         await stranger.send(
-            framed({"type": "hello", "protocol": 1, "client": "x", "agents": agents}), draw
+            encode_message({"type": "hello", "protocol": 1, "client": "x", "agents": agents}), draw
         )
     if kind != "silent":
         assert stranger.hear()[-1]["type"] == "error" and not stranger.wire.open

@@ -14,7 +14,7 @@ from external import (
 )
 
 from torchrl_marl.apps.external.server import ActionServer
-from torchrl_marl.apps.external.wire import Refused
+from torchrl_marl.apps.external.wire import InvalidMessageError
 
 
 def answer_to(server, pen):
@@ -291,7 +291,7 @@ def test_invalid_action_masks_are_refused(masks, said):
 def test_invalid_hello_is_refused(hello, said):
     server = make_server()
     whole = {"type": "hello", "protocol": 1, "client": "a", "agents": AGENTS, **hello}
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(InvalidMessageError) as refused:
         server.hello(whole, b"", RecordingConnection())
     assert said in str(refused.value)
     assert not server.clients
@@ -304,9 +304,9 @@ def test_token_requires_a_valid_proof():
     hello = {"type": "hello", "protocol": 1, "client": "a", "agents": AGENTS}
     right = hmac.new(b"secret", b"nonce", "sha256").digest()
     for proof in (None, b"", "secret", right[:-1], hmac.new(b"other", b"nonce", "sha256").digest()):
-        with pytest.raises(Refused, match="of the token is wrong or missing"):
+        with pytest.raises(InvalidMessageError, match="of the token is wrong or missing"):
             server.hello({**hello, "proof": proof}, b"nonce", RecordingConnection())
-    with pytest.raises(Refused, match="of the token is wrong"):
+    with pytest.raises(InvalidMessageError, match="of the token is wrong"):
         server.hello({**hello, "proof": right}, b"another nonce", RecordingConnection())
     server.hello({**hello, "proof": right}, b"nonce", RecordingConnection())
 
@@ -317,7 +317,7 @@ def test_first_client_declares_the_agents():
     fresh.schedule = server.schedule
     pen = ManualClient(fresh, agents=MASKED)
     assert fresh.declared.settings()["agents"] == MASKED
-    with pytest.raises(Refused, match="expected {'n': 2"):
+    with pytest.raises(InvalidMessageError, match="expected {'n': 2"):
         ManualClient(fresh, "other")
     assert fresh.clients == {"pen": pen.client}
 
@@ -325,7 +325,7 @@ def test_first_client_declares_the_agents():
 def test_number_of_clients_is_limited():
     server = make_server(max_clients=2)
     first, _ = ManualClient(server, "a"), ManualClient(server, "b")
-    with pytest.raises(Refused, match="2 clients are connected, expected no more"):
+    with pytest.raises(InvalidMessageError, match="2 clients are connected, expected no more"):
         ManualClient(server, "c")
     first.send("nonsense")
     ManualClient(server, "c")
@@ -360,12 +360,12 @@ def test_oversized_declaration_is_refused():
     server = ActionServer(max_message_bytes=1000)
     large = {"walker": {"n": 10_000, "observation": 1_000_000, "action": 2}}
     with pytest.raises(
-        Refused, match="have 40,000,080,000 bytes, expected 1,000 at most; raise max"
+        InvalidMessageError, match="have 40,000,080,000 bytes, expected 1,000 at most; raise max"
     ):
         ManualClient(server, agents=large)
     assert server.declared is None
     many = {"walker": {"n": 10, "observation": 1, "action": {"n_actions": 100}}}
-    with pytest.raises(Refused, match="have 1,040 bytes"):
+    with pytest.raises(InvalidMessageError, match="have 1,040 bytes"):
         ManualClient(server, agents=many)
     ManualClient(server)
     assert server.declared is not None

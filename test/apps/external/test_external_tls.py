@@ -14,7 +14,7 @@ from torchrl_marl.apps.external.declaration import Declared
 from torchrl_marl.apps.external.env import tls_context
 from torchrl_marl.apps.external.listener import Connection, Listener
 from torchrl_marl.apps.external.server import ActionServer
-from torchrl_marl.apps.external.wire import Frames, framed
+from torchrl_marl.apps.external.wire import FrameDecoder, encode_message
 
 OPENSSL = shutil.which("openssl")
 
@@ -66,7 +66,7 @@ class Wire(asyncio.Transport):
 
     def __init__(self):
         super().__init__()
-        self.frames, self.when, self.paused = Frames(1 << 24), [], False
+        self.frames, self.when, self.paused = FrameDecoder(1 << 24), [], False
 
     def write(self, data):
         type(self).writes += 1
@@ -98,13 +98,13 @@ def connected(server, name):
     wire, line = Wire(), Connection(server)
     line.connection_made(wire)
     hello = {"type": "hello", "protocol": 1, "client": name, "agents": AGENTS}
-    line.data_received(framed(hello))
+    line.data_received(encode_message(hello))
     return line, wire
 
 
 def step(t):
     message = {"type": "step", "episode": 1, "t": t, "observations": encode_values(t)}
-    return framed(message)
+    return encode_message(message)
 
 
 def test_flooding_client_does_not_delay_others():

@@ -6,7 +6,7 @@ import random
 import msgpack
 import pytest
 
-from torchrl_marl.apps.external.wire import Frames, Refused, framed
+from torchrl_marl.apps.external.wire import FrameDecoder, InvalidMessageError, encode_message
 
 
 def all_of(frames):
@@ -18,9 +18,9 @@ def test_messages_are_reassembled_from_any_pieces():
     messages = [
         {"t": i, "b": bytes(draw.randrange(300)), "x": [0.5] * draw.randrange(9)} for i in range(50)
     ]
-    stream = b"".join(map(framed, messages))
+    stream = b"".join(map(encode_message, messages))
     for _ in range(20):
-        frames, found, at = Frames(1000), [], 0
+        frames, found, at = FrameDecoder(1000), [], 0
         while at < len(stream):
             n = draw.choice((1, 2, 3, 5, 100, 5000))
             frames.feed(stream[at : at + n])
@@ -30,9 +30,9 @@ def test_messages_are_reassembled_from_any_pieces():
 
 
 def test_oversized_length_is_refused_before_the_body_arrives():
-    frames = Frames(100)
+    frames = FrameDecoder(100)
     frames.feed((101).to_bytes(4, "little"))
-    with pytest.raises(Refused, match="101 bytes, expected 100 at most"):
+    with pytest.raises(InvalidMessageError, match="101 bytes, expected 100 at most"):
         frames.next()
 
 
@@ -58,16 +58,16 @@ def frame(body):
     ],
 )
 def test_invalid_message_is_refused(body):
-    frames = Frames(10_000)
+    frames = FrameDecoder(10_000)
     frames.feed(frame(body))
-    with pytest.raises(Refused, match=r"\.$"):
+    with pytest.raises(InvalidMessageError, match=r"\.$"):
         frames.next()
 
 
 def test_random_bytes_are_refused_or_parsed():
     draw = random.Random(1)
     for _ in range(2000):
-        frames = Frames(1 << 20)
+        frames = FrameDecoder(1 << 20)
         frames.feed(frame(draw.randbytes(draw.randrange(1, 60))))
-        with contextlib.suppress(Refused):
+        with contextlib.suppress(InvalidMessageError):
             assert isinstance(frames.next(), dict)

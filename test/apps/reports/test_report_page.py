@@ -20,7 +20,7 @@ from torchrl_marl.apps.reports import make_report, write_report
 from torchrl_marl.apps.reports.page import page
 from torchrl_marl.apps.reports.pictures import _figures
 from torchrl_marl.errors import ConfigError, MissingExtraError, WriteError
-from torchrl_marl.training.files import whole_file
+from torchrl_marl.training.files import open_atomically
 
 pytest.importorskip("matplotlib")
 
@@ -173,10 +173,10 @@ def test_report_files_are_written_and_replaced(suite, tmp_path):
 
 def test_concurrent_writes_of_a_file_succeed(tmp_path, monkeypatch):
     path = tmp_path / "report.html"
-    with whole_file(path, at_once=True) as file:
+    with open_atomically(path, at_once=True) as file:
         file.write("first")
         monkeypatch.setattr(os, "getpid", lambda: -1)  # another process
-        with whole_file(path, at_once=True) as other:
+        with open_atomically(path, at_once=True) as other:
             other.write("other")
         assert path.read_text() == "other"
     assert path.read_text() == "first" and list(tmp_path.iterdir()) == [path]

@@ -11,8 +11,8 @@ import torch
 
 from torchrl_marl.apps.cli.main import main
 from torchrl_marl.apps.suites import make_plan, run_suite, strangers
-from torchrl_marl.apps.suites.board import found_result
-from torchrl_marl.apps.suites.strangers import play_strangers
+from torchrl_marl.apps.suites.board import read_result
+from torchrl_marl.apps.suites.strangers import play_other_seeds
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.training import evaluation
 
@@ -169,15 +169,17 @@ def test_failed_run_is_left_out_and_named(played):
     lines = []
     options = {"algorithms": "ippo", "jobs": 0, "said": lines.append, "seeds": 3}
     run_suite("mine.yaml", **options)
-    found = [found_result(Path("suite_mine"), run) for run in make_plan("mine.yaml", **PLAN).runs]
+    found = [read_result(Path("suite_mine"), run) for run in make_plan("mine.yaml", **PLAN).runs]
     found[1] = replace(found[1], state="failed", summary={})
     lines.clear()
-    play_strangers(found, Path("suite_mine"), said=lines.append)
+    play_other_seeds(found, Path("suite_mine"), log=lines.append)
     assert lines[0].endswith("since they did not finish: levers/ippo/seed1") and played == [3, 2]
 
 
 def test_messages_of_runs_are_prefixed_with_the_run(monkeypatch, capsys):
-    monkeypatch.setattr(evaluation, "where_they_differ", lambda *pair: "drawn actions earn more")
+    monkeypatch.setattr(
+        evaluation, "describe_action_difference", lambda *pair: "drawn actions earn more"
+    )
     given = ["suite", "mine.yaml", "algorithms=ippo", "seeds=2", "evaluation.both=true"]
     assert main([*given, "--jobs", "0"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from torchrl_marl.apps.cli.main import main
-from torchrl_marl.apps.comparison import runs_of
+from torchrl_marl.apps.comparison import find_run_folders
 from torchrl_marl.apps.reports.grouping import find_runs
 from torchrl_marl.apps.suites.sweep import make_sweep, run_sweep
 from torchrl_marl.errors import ConfigError
@@ -66,10 +66,10 @@ def test_members_have_the_folders_and_settings_of_a_sweep(tmp_path):
     whole = tmp_path / "out" / RECIPE
     found = [folder.relative_to(whole).as_posix() for folder in seed_folders(whole)]
     assert found[:3] == ["lr=0.001_gamma=0.9/seed0", "lr=0.001_gamma=0.9/seed3", found[2]]
-    assert len(found) == 8 and runs_of(whole) == seed_folders(whole)
+    assert len(found) == 8 and find_run_folders(whole) == seed_folders(whole)
     runs, left_out = find_runs(tmp_path / "out")
     assert len(runs) == 8 and not left_out
-    one = runs_of(whole / "lr=0.004_gamma=0.9")
+    one = find_run_folders(whole / "lr=0.004_gamma=0.9")
     assert [folder.name for folder in one] == ["seed0", "seed3"]
 
 

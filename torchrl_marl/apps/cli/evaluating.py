@@ -11,15 +11,15 @@ import torch
 from tensordict import TensorDictBase
 
 from torchrl_marl.apps.comparison import Comparison, Side, win_interval
-from torchrl_marl.apps.console import aligned, number, table
+from torchrl_marl.apps.console import align_columns, number, table
 from torchrl_marl.errors import ConfigError, quoted
 from torchrl_marl.settings import parse_overrides
 from torchrl_marl.settings.layers import flatten
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.crossplay import cross_play, seats_of
-from torchrl_marl.training.entrants import enter
-from torchrl_marl.training.evaluation import Episodes, kind_of, where_they_differ
+from torchrl_marl.training.entrants import load_players
+from torchrl_marl.training.evaluation import Episodes, describe_action_difference, kind_of
 from torchrl_marl.training.run import Run
 
 __all__ = ["comparison_text", "print_against", "print_evaluation"]
@@ -51,7 +51,7 @@ def print_evaluation(config: TrainConfig, parsed: argparse.Namespace) -> None:
         options["randomize"] = randomize
         played[kind] = run.play(parsed.episodes, **options)
     print(evaluation_text({kind_of(kind): one.figures() for kind, one in played.items()}))
-    if len(played) == 2 and (words := where_they_differ(played[True], played[False])):
+    if len(played) == 2 and (words := describe_action_difference(played[True], played[False])):
         print(f"  {words}.")
     kinds_drawn = ["gif"] * parsed.gif + ["mp4"] * parsed.mp4
     if kinds_drawn:
@@ -104,7 +104,7 @@ def evaluation_text(found: Mapping[str, Mapping[str, float]]) -> str:
         ]
     )
     lines.append(["episodes", *(number(own["episodes"]) for own in columns)])
-    return aligned(lines)
+    return align_columns(lines)
 
 
 def _format_interval(own: Mapping[str, float], key: str, name: str) -> str:
@@ -139,7 +139,7 @@ def comparison_text(found: Comparison) -> str:
     ]
     marked = [words for side in sides for words in side.unfinished]
     more = [("not finished", words) for words in marked]
-    return "\n".join([aligned(lines), table([*rows, *more]), f"  {found.verdict}."])
+    return "\n".join([align_columns(lines), table([*rows, *more]), f"  {found.verdict}."])
 
 
 def _format_return(side: Side) -> str:
@@ -170,7 +170,7 @@ def print_against(config: TrainConfig, parsed: argparse.Namespace) -> None:
             "without an opponent."
         )
     names = [parsed.run, parsed.against]
-    env, players = enter(
+    env, players = load_players(
         names, min(parsed.episodes, 1000), device=parsed.device, trust=parsed.trust
     )
     seats = seats_of(TeamSpec.from_env(env))
@@ -191,22 +191,25 @@ def print_against(config: TrainConfig, parsed: argparse.Namespace) -> None:
     else:
         second = cross_play(other, me, env, parsed.episodes, **options)[0, 0]
         rows += _result_rows(first, "side", next(iter(seats.agents[0])))
-        rows += _result_rows(second, "side", next(iter(seats.agents[1])), turned=True)
+        rows += _result_rows(second, "side", next(iter(seats.agents[1])), counts_opponent=True)
     env.close()
     print(table(rows))
 
 
 def _result_rows(
-    entry: TensorDictBase, what: str, seat: str, turned: bool = False
+    entry: TensorDictBase, label: str, seat: str, counts_opponent: bool = False
 ) -> list[tuple[str, str]]:
-    """Returns rows for the games on one side; ``turned``: the entry counts the opponent's wins."""
+    """Returns rows for the games on one side.
+
+    With ``counts_opponent``, the entry counts the opponent's wins.
+    """
     wins, draws, games = (int(entry[key]) for key in ("wins", "draws", "games"))
-    won = games - wins - draws if turned else wins
+    won = games - wins - draws if counts_opponent else wins
     score = won + draws / 2
     low, high = win_interval(score, games)
     rows = [
-        (what, seat),
+        (label, seat),
         ("games", f"{games}: {won} won, {draws} drawn, {games - won - draws} lost"),
         ("win rate", f"{number(score / games)} ({number(low)} to {number(high)}), draws half"),
     ]
-    return rows if turned else [*rows, ("return", number(float(entry["returns"])))]
+    return rows if counts_opponent else [*rows, ("return", number(float(entry["returns"])))]

@@ -28,7 +28,7 @@ from torchrl_marl.apps.console import (
     table,
 )
 from torchrl_marl.errors import ConfigError, UserError, nearest, quoted
-from torchrl_marl.runtime.import_path import leave_current_folder
+from torchrl_marl.runtime.import_path import remove_current_folder
 from torchrl_marl.runtime.trust import trusting
 from torchrl_marl.training.interruption import Terminated
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from torchrl_marl.training.config import TrainConfig
     from torchrl_marl.training.run import Run
 
-__all__ = ["beside", "free", "main"]
+__all__ = ["beside", "main", "unused_path"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
-        leave_current_folder()
+        remove_current_folder()
     try:
         return _run_command(arguments)
     except UserError as error:
@@ -257,9 +257,9 @@ def _compare(parsed: argparse.Namespace) -> None:
     print(comparison_text(compare(**_parsed_options(parsed))))
 
 
-def _parsed_options(parsed: argparse.Namespace, but: str = "") -> dict[str, Any]:
-    """Returns a command's parsed arguments as keyword arguments, without those named in ``but``."""
-    others = ("command", "rest", but)
+def _parsed_options(parsed: argparse.Namespace, exclude: str = "") -> dict[str, Any]:
+    """Returns a command's parsed arguments as keyword arguments, without ``exclude``."""
+    others = ("command", "rest", exclude)
     return {key: value for key, value in vars(parsed).items() if key not in others}
 
 
@@ -284,20 +284,20 @@ def _tune(parsed: argparse.Namespace) -> None:
 def _suite(parsed: argparse.Namespace) -> None:
     from torchrl_marl.apps.suites.running import suite_command
 
-    suite_command(parsed.settings, **_parsed_options(parsed, but="settings"))
+    suite_command(parsed.settings, **_parsed_options(parsed, exclude="settings"))
 
 
 def _sweep(parsed: argparse.Namespace) -> None:
     from torchrl_marl.apps.suites.sweep import sweep_command
 
     recipe, texts = _recipe_and_settings(parsed)
-    sweep_command(recipe, texts, **_parsed_options(parsed, but="settings"))
+    sweep_command(recipe, texts, **_parsed_options(parsed, exclude="settings"))
 
 
 def _record(parsed: argparse.Namespace) -> None:
     from torchrl_marl.apps.record import record_command
 
-    record_command(parsed.settings, **_parsed_options(parsed, but="settings"))
+    record_command(parsed.settings, **_parsed_options(parsed, exclude="settings"))
 
 
 def beside(folders: Iterable[str | Path]) -> Path:
@@ -321,7 +321,7 @@ def beside(folders: Iterable[str | Path]) -> Path:
     return Path(found if near.startswith(os.pardir) else near)
 
 
-def free(path: Path) -> Path:
+def unused_path(path: Path) -> Path:
     """Returns the path, or the first unused numbered variant if the path exists.
 
     Args:
@@ -339,7 +339,7 @@ def _crossplay(parsed: argparse.Namespace) -> None:
 
     given = [str(one) for name in parsed.players for one in seed_folders(name) or [name]]
     folders = runs_of_players(given) or [Path()]
-    _play_all_pairs(given, given, parsed.out or free(beside(folders) / "crossplay"), parsed)
+    _play_all_pairs(given, given, parsed.out or unused_path(beside(folders) / "crossplay"), parsed)
 
 
 def _league(parsed: argparse.Namespace) -> None:
@@ -362,7 +362,7 @@ def _league(parsed: argparse.Namespace) -> None:
 
 
 def _play_all_pairs(
-    given: list[str], names: list[str], out: Path, parsed: argparse.Namespace
+    player_paths: list[str], names: list[str], out: Path, parsed: argparse.Namespace
 ) -> tuple[Standing | TensorDictBase, list[int]]:
     """Plays all players against each other, then prints and writes the results.
 
@@ -374,15 +374,17 @@ def _play_all_pairs(
     from torchrl_marl.apps.pictures.drawing import check_matplotlib
     from torchrl_marl.specs import TeamSpec
     from torchrl_marl.training.crossplay import cross_play, seats_of
-    from torchrl_marl.training.entrants import enter, same_players
+    from torchrl_marl.training.entrants import load_players, same_players
 
     check_matplotlib()
     games = parsed.episodes * len(names) ** 2
-    env, policies = enter(given, min(games, 1000), device=parsed.device, trust=parsed.trust)
+    env, policies = load_players(
+        player_paths, min(games, 1000), device=parsed.device, trust=parsed.trust
+    )
     sides, first = seats_of(TeamSpec.from_env(env)), same_players(policies)
-    label = dict(zip(given, names))
+    label = dict(zip(player_paths, names))
     once = list(dict.fromkeys(first.values()))
-    names = [" = ".join(label[x] for x in given if first[x] == name) for name in once]
+    names = [" = ".join(label[x] for x in player_paths if first[x] == name) for name in once]
     all_players = [policies[name] for name in once]
     options = {"deterministic": parsed.deterministic, "seed": parsed.seed}
     table_of_all = cross_play(all_players, all_players, env, parsed.episodes, **options)
@@ -395,7 +397,7 @@ def _play_all_pairs(
     path = out / "crossplay.png"
     players.heat_map(names, table_of_all, found, path=path)
     print("\n".join(map(str, (*paths, path))))
-    return table_of_all if found is None else found, [once.index(first[x]) for x in given]
+    return table_of_all if found is None else found, [once.index(first[x]) for x in player_paths]
 
 
 def _export(parsed: argparse.Namespace) -> None:
@@ -418,7 +420,7 @@ def _plot(parsed: argparse.Namespace) -> None:
 
     folders, path, name = [Path(run) for run in parsed.runs], parsed.out, "learning_curve.png"
     if path is None:
-        path = folders[0] / name if len(folders) == 1 else free(beside(folders) / name)
+        path = folders[0] / name if len(folders) == 1 else unused_path(beside(folders) / name)
     learning_curve(folders, key=parsed.key, path=path, table=path.with_suffix(".csv"))
     print(path, path.with_suffix(".csv"), sep="\n")
 
@@ -439,7 +441,7 @@ def _serve(parsed: argparse.Namespace) -> None:
 
     serve(
         parsed.run,
-        **{**_parsed_options(parsed, but="run"), "settings": _parse_env_settings(parsed)},
+        **{**_parsed_options(parsed, exclude="run"), "settings": _parse_env_settings(parsed)},
     )
 
 

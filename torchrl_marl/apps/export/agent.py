@@ -21,7 +21,7 @@ from torchrl_marl.apps.export.programs import (
     AgentState,
     OneObservation,
     body_of_agent,
-    talking_programs,
+    communication_programs,
 )
 from torchrl_marl.errors import ConfigError, nearest, quoted
 from torchrl_marl.modules.actors import GroupActor
@@ -252,7 +252,9 @@ class AgentActor:
             return [Program.of("act", act, (*seen, *legal, *memory), done)]
         assert isinstance(body, TeamNetwork)
         state = AgentState(observe, body, self._action_selector(), len(seen), network.position)
-        return list(talking_programs(state, (*seen, *memory), legal, done, self.channel, size))
+        return list(
+            communication_programs(state, (*seen, *memory), legal, done, self.channel, size)
+        )
 
     def describe(self) -> dict[str, Any]:
         """Returns the agent's interface, except for the programs."""

@@ -315,13 +315,13 @@ class Player:
     def _memory_inputs(self) -> Arrays:
         return {"hidden": self._hidden, "is_init": np.array([self._is_first_step])}
 
-    def _run_program(self, program: str, given: Arrays) -> Arrays:
+    def _run_program(self, program: str, values: Arrays) -> Arrays:
         inputs = []
         for field in self.programs[program].inputs:
             name, shape, dtype = field["name"], tuple(field["shape"]), field["dtype"]
-            if given.get(name) is None:
+            if values.get(name) is None:
                 raise self._error(f": there is no {name!r}, expected {dtype} {shape}.")
-            inputs.append(self._check_array(repr(name), given[name], shape, dtype))
+            inputs.append(self._check_array(repr(name), values[name], shape, dtype))
             if name == "action_mask" and not inputs[-1].any():
                 skip = "do not call act for a waiting or dead agent"
                 raise self._error(f": 'action_mask' has no True entry, expected one; {skip}.")

@@ -37,8 +37,8 @@ __all__ = [
     "OneObservation",
     "Relay",
     "body_of_agent",
+    "communication_programs",
     "memory_of_agent",
-    "talking_programs",
 ]
 
 
@@ -292,7 +292,7 @@ class AgentState(nn.Module):
     def update(self, parts: Sequence[Tensor], words: Tensor, number: int = 0) -> list[Tensor]:
         """Updates the parts of the state with a round's aggregated messages, ``[1, V]``."""
         x, hidden, place = parts
-        return [cast(Round, self.channel.rounds[number]).take_in(x, words), hidden, place]
+        return [cast(Round, self.channel.rounds[number]).update_features(x, words), hidden, place]
 
     def receive(
         self, parts: Sequence[Tensor], inbox: Tensor, heard: Tensor, number: int
@@ -413,11 +413,11 @@ class ActOnMessages(_StateProgram):
         return self.agent.act(parts, *legal)
 
 
-def talking_programs(
+def communication_programs(
     agent: AgentState,
-    seen: tuple[Field, ...],
-    legal: tuple[Field, ...],
-    done: list[str],
+    observation_fields: tuple[Field, ...],
+    mask_fields: tuple[Field, ...],
+    output_names: list[str],
     channel: Channel,
     size: int,
 ) -> Iterator[Program]:
@@ -425,9 +425,9 @@ def talking_programs(
 
     Args:
         agent (AgentState): the agent.
-        seen (tuple of Field): inputs for the agent's observation and hidden state.
-        legal (tuple of Field): input for the agent's action mask; empty without a mask.
-        done (list of str): names of the outputs of the last program.
+        observation_fields (tuple of Field): inputs for the agent's observation and hidden state.
+        mask_fields (tuple of Field): input for the agent's action mask; empty without a mask.
+        output_names (list of str): names of the outputs of the last program.
         channel (Channel): channel between the agents.
         size (int): size S of the agent's hidden state.
     """
@@ -435,7 +435,7 @@ def talking_programs(
     gate = [] if channel.gate is None else ["gate_logits"]
     speak = FirstMessage(agent)
     says = [] if speak.relays else ["message"]
-    first = Program.of("speak", speak, seen, [*says, "state", *gate])
+    first = Program.of("speak", speak, observation_fields, [*says, "state", *gate])
     yield first
     state = next(field for field in first.outputs if field.name == "state")
     places = len(agent.position)
@@ -456,4 +456,6 @@ def talking_programs(
             listen = Program.of("listen", MessageDecoder(agent, sizes), (state, *heard), ["words"])
             yield listen
             heard = listen.outputs
-    yield Program.of("act", ActOnMessages(agent, sizes), (state, *heard, *legal), done)
+    yield Program.of(
+        "act", ActOnMessages(agent, sizes), (state, *heard, *mask_fields), output_names
+    )

@@ -15,7 +15,7 @@ import numpy as np
 
 from torchrl_marl.apps.external.declaration import Declared, DeclaredKind
 from torchrl_marl.apps.external.graph_acting import Leaves
-from torchrl_marl.apps.external.wire import Refused
+from torchrl_marl.apps.external.wire import InvalidMessageError
 from torchrl_marl.errors import nearest, quoted
 
 __all__ = ["ClientSlots", "Fragments"]
@@ -70,7 +70,7 @@ class GroupSlots:
         acts[:] = False
         for i, name in enumerate(self.names):
             if name in observations:
-                self.observation[slot, i] = numbers_of(name, observations[name], width)
+                self.observation[slot, i] = read_numbers(name, observations[name], width)
                 acts[i] = True
                 found += 1
         return found
@@ -130,11 +130,11 @@ class ClientSlots:
             last (bool): whether the message ends the episode.
 
         Raises:
-            Refused: the message has unknown agents or wrong shapes.
+            InvalidMessageError: the message has unknown agents or wrong shapes.
         """
         self._read_observations(slot, _read_map(message, "observations"))
         if self.state is not None and (message.get("state") is not None or not last):
-            self.state[slot] = numbers_of("state", message.get("state"), self.state.shape[1])
+            self.state[slot] = read_numbers("state", message.get("state"), self.state.shape[1])
         self._read_rewards(slot, _read_map(message, "rewards"))
         self._read_terminated(slot, message.get("terminated"))
         legal = message.get("action_masks")
@@ -162,7 +162,7 @@ class ClientSlots:
     def _check_names(self, names: Mapping[str, Any]) -> None:
         for name in names:
             if name not in self._index:
-                raise Refused(
+                raise InvalidMessageError(
                     f"agent {quoted(name)} is not declared; "
                     f"{nearest(str(name), self._index)}expected {', '.join(list(self._index)[:8])}."
                 )
@@ -174,7 +174,9 @@ class ClientSlots:
             if name not in self._index:
                 self._check_names(rewards)
             if type(reward) not in _NUMBER_TYPES or not -_MAX_FLOAT32 <= reward <= _MAX_FLOAT32:
-                raise Refused(f"agent {name!r}: its reward is {quoted(reward)}, expected a number.")
+                raise InvalidMessageError(
+                    f"agent {name!r}: its reward is {quoted(reward)}, expected a number."
+                )
             group, i = self._index[name]
             group.reward[slot, i] = reward
 
@@ -184,7 +186,9 @@ class ClientSlots:
         if not names:
             return
         if not isinstance(names, list):
-            raise Refused(f"terminated is {quoted(names)}, expected a list of agents' names.")
+            raise InvalidMessageError(
+                f"terminated is {quoted(names)}, expected a list of agents' names."
+            )
         self._check_names(dict.fromkeys(map(str, names)))
         for name in names:
             group, i = self._index[name]
@@ -198,7 +202,7 @@ class ClientSlots:
             if isinstance(own, bytes):
                 own = list(own)
             if not isinstance(own, list) or len(own) != group.legal.shape[2]:
-                raise Refused(
+                raise InvalidMessageError(
                     f"agent {name!r}: its action_mask is {quoted(own)}, expected "
                     f"{group.legal.shape[2]} flags, one for each action."
                 )
@@ -380,7 +384,7 @@ class Fragments:
         self._episode_ids[slot] = self._n_episodes
         self._n_episodes += 1
 
-    def may_open(self, slot: int) -> bool:
+    def may_begin_step(self, slot: int) -> bool:
         """Returns whether a client may begin its next step; begins a fragment if needed."""
         if self._has_fragment[slot]:
             if slot in self._abandoned_slots:  # the slot's former client left
@@ -479,28 +483,30 @@ class Fragments:
             self._abandoned_slots.append(slot)
 
 
-def numbers_of(name: str, given: Any, size: int) -> np.ndarray:
+def read_numbers(name: str, value: Any, size: int) -> np.ndarray:
     """Reads numbers from little-endian float32 bytes or from a list.
 
     Args:
         name (str): name of the agent, or ``state``, for error messages.
-        given: the value received.
+        value: the value received.
         size (int): expected count of numbers.
 
     Raises:
-        Refused: the value has another type or another size.
+        InvalidMessageError: the value has another type or another size.
     """
-    if isinstance(given, bytes):
-        if len(given) != 4 * size:
-            raise Refused(f"{name!r} has {len(given)} bytes, expected {size} float32, {4 * size}.")
-        return np.frombuffer(given, "<f4")
-    if not isinstance(given, list) or len(given) != size:
-        found = f"{len(given)} numbers" if isinstance(given, list) else quoted(given)
-        raise Refused(f"{name!r} has {found}, expected {size}.")
-    for x in given:
+    if isinstance(value, bytes):
+        if len(value) != 4 * size:
+            raise InvalidMessageError(
+                f"{name!r} has {len(value)} bytes, expected {size} float32, {4 * size}."
+            )
+        return np.frombuffer(value, "<f4")
+    if not isinstance(value, list) or len(value) != size:
+        found = f"{len(value)} numbers" if isinstance(value, list) else quoted(value)
+        raise InvalidMessageError(f"{name!r} has {found}, expected {size}.")
+    for x in value:
         if type(x) not in _NUMBER_TYPES or not -_MAX_FLOAT32 <= x <= _MAX_FLOAT32:
-            raise Refused(f"{name!r} has {quoted(x)}, expected finite float32 numbers.")
-    return np.array(given, np.float32)
+            raise InvalidMessageError(f"{name!r} has {quoted(x)}, expected finite float32 numbers.")
+    return np.array(value, np.float32)
 
 
 def _read_map(message: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -508,5 +514,5 @@ def _read_map(message: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise Refused(f"{key} are {quoted(value)}, expected a map from agents' names.")
+        raise InvalidMessageError(f"{key} are {quoted(value)}, expected a map from agents' names.")
     return value

@@ -29,7 +29,7 @@ from torchrl_marl.collectors.collector import Interrupted
 from torchrl_marl.envs.remember import hidden_sizes
 from torchrl_marl.training.config import TrainConfig
 
-__all__ = ["ExternalCollector", "as_batch", "external_collector", "with_declared"]
+__all__ = ["ExternalCollector", "external_collector", "stack_fragments", "with_declared_agents"]
 
 _POLL_SECONDS = 0.1  # between two checks for Ctrl-C
 
@@ -108,7 +108,7 @@ class ExternalCollector:
             self._open_port(policy)
         else:
             self.env.listener.ask(self._start_batch, policy)
-        batch = as_batch(self._wait_for_fragments()).to(self.env.device)
+        batch = stack_fragments(self._wait_for_fragments()).to(self.env.device)
         self.frames += self.frames_per_batch
         return batch
 
@@ -203,7 +203,7 @@ class ExternalCollector:
             self.env.close()
 
 
-def as_batch(fragments: list[Leaves]) -> TensorDict:
+def stack_fragments(fragments: list[Leaves]) -> TensorDict:
     """Stacks fragments into a batch ``[E, T]``, with groups ``[E, T, N]``."""
     shape = torch.Size([len(fragments), len(next(iter(fragments[0].values())))])
     batch = TensorDict({}, shape)
@@ -223,7 +223,7 @@ def _run_on_device(policy: Any, device: torch.device | None) -> Any:
     return lambda given: policy(given.to(device)).to("cpu")
 
 
-def with_declared(config: TrainConfig, env: EnvBase) -> TrainConfig:
+def with_declared_agents(config: TrainConfig, env: EnvBase) -> TrainConfig:
     """Adds the agents that the first client declared to the settings of a run.
 
     Args:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torchrl_marl.errors import ConfigError, nearest, quoted
-from torchrl_marl.runtime.naming import fault_of
+from torchrl_marl.runtime.naming import invalid_name_reason
 
 if TYPE_CHECKING:
     from torchrl_marl.envs.agents.declaration import Declaration
@@ -41,7 +41,7 @@ class DeclaredKind:
     mask: bool = False
 
     @classmethod
-    def read(cls, where: str, given: Any) -> DeclaredKind:
+    def read(cls, where: str, value: Any) -> DeclaredKind:
         """Reads ``{n, observation, action}``.
 
         ``action`` is the number of continuous actions from -1 to 1, ``{size, low, high}`` for other
@@ -49,13 +49,13 @@ class DeclaredKind:
 
         Args:
             where (str): name of the kind, for error messages.
-            given: the value received.
+            value: the value received.
 
         Raises:
             ConfigError: the value has another type, a missing or unknown key, or a number out of
                 range.
         """
-        kind = _read_mapping(where, given, ("n", "observation", "action"))
+        kind = _read_mapping(where, value, ("n", "observation", "action"))
         action = kind["action"]
         action = action if isinstance(action, Mapping) else {"size": action}
         n = _read_count(f"{where}: n", kind["n"], _MAX_SIZES["n"])
@@ -127,7 +127,7 @@ class Declared:
             )
         kinds = {}
         for name, given in agents.items():
-            if (fault := fault_of(name, plain=True)) is not None:
+            if (fault := invalid_name_reason(name, plain=True)) is not None:
                 raise ConfigError(
                     f"a kind of agents is named {quoted(name)}, expected a word: {fault}."
                 )
@@ -224,19 +224,19 @@ class Declared:
 
 
 def _read_mapping(
-    where: str, given: Any, needed: Sequence[str], optional: Sequence[str] = ()
+    where: str, value: Any, needed: Sequence[str], optional: Sequence[str] = ()
 ) -> Mapping[str, Any]:
     known = (*needed, *optional)
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"{where} is {quoted(given)}, expected {{{', '.join(known)}}}.")
-    for key in (*needed, *given):
-        if key not in given:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where} is {quoted(value)}, expected {{{', '.join(known)}}}.")
+    for key in (*needed, *value):
+        if key not in value:
             raise ConfigError(f"{where} has no {key!r}, expected {', '.join(known)}.")
         if key not in known:
             raise ConfigError(
                 f"{where} has {quoted(key)}, {nearest(str(key), known)}expected {', '.join(known)}."
             )
-    return given
+    return value
 
 
 def _read_count(where: str, value: Any, most: int) -> int:

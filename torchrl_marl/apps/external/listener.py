@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from torchrl_marl.apps.external.server import ActionServer, Client
-from torchrl_marl.apps.external.wire import PROTOCOL, Frames, Refused, check_msgpack, framed
+from torchrl_marl.apps.external.wire import (
+    PROTOCOL,
+    FrameDecoder,
+    InvalidMessageError,
+    check_msgpack,
+    encode_message,
+)
 from torchrl_marl.errors import ConfigError, quoted
 
 __all__ = ["Connection", "Listener", "read_token"]
@@ -38,7 +44,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, server: ActionServer) -> None:
         self._server, self._limit = server, server.max_message_bytes
         self._nonce = os.urandom(16)
-        self._frames = Frames(min(_HELLO_BYTES, self._limit))
+        self._frames = FrameDecoder(min(_HELLO_BYTES, self._limit))
         self._client: Client | None = None
         self._is_connected = False  # also during the TLS handshake
         self._handling_is_scheduled = False
@@ -60,7 +66,7 @@ class Connection(asyncio.Protocol):
         if own is not None and own.family in (socket.AF_INET, socket.AF_INET6):
             own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self.send(framed({"type": "nonce", "protocol": PROTOCOL, "nonce": self._nonce}))
+        self.send(encode_message({"type": "nonce", "protocol": PROTOCOL, "nonce": self._nonce}))
 
     def data_received(self, data: bytes) -> None:
         """Decodes received bytes into messages."""
@@ -79,7 +85,7 @@ class Connection(asyncio.Protocol):
             message = self._frames.next()
             if message is not None:
                 self._handle_message(message)
-        except Refused as why:
+        except InvalidMessageError as why:
             if self._client is not None:
                 self._server.refuse(self._client, str(why))
             else:
@@ -100,7 +106,7 @@ class Connection(asyncio.Protocol):
         self._client = self._server.hello(message, self._nonce, self)
         self._frames.limit = self._limit
         version = self._server.version
-        self.send(framed({"type": "welcome", "protocol": PROTOCOL, "version": version}))
+        self.send(encode_message({"type": "welcome", "protocol": PROTOCOL, "version": version}))
 
     def send(self, data: bytes) -> None:
         """Sends a message."""
@@ -110,7 +116,7 @@ class Connection(asyncio.Protocol):
     def refuse(self, why: str) -> None:
         """Sends the reason, and closes the connection."""
         if self._is_connected and not self.closed:
-            self.send(framed({"type": "error", "message": why}))
+            self.send(encode_message({"type": "error", "message": why}))
             self._close_once_read()
         self.closed = True
 

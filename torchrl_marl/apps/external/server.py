@@ -15,7 +15,7 @@ from torchrl.envs.utils import ExplorationType
 from torchrl_marl.apps.external.client_slots import ClientSlots, Fragments
 from torchrl_marl.apps.external.declaration import Declared
 from torchrl_marl.apps.external.graph_acting import Acting, Leaves
-from torchrl_marl.apps.external.wire import PROTOCOL, Refused, framed
+from torchrl_marl.apps.external.wire import PROTOCOL, InvalidMessageError, encode_message
 from torchrl_marl.errors import ConfigError, quoted
 
 __all__ = ["ActionServer", "Client", "ClientConnection"]
@@ -166,22 +166,28 @@ class ActionServer:
         """Registers a client, or reconnects a known one.
 
         Raises:
-            Refused: the client has another protocol version, a wrong token or other agents, or
-                there are too many clients.
+            InvalidMessageError: the client has another protocol version, a wrong token or other
+                agents, or there are too many clients.
         """
         if message.get("type") != "hello":
-            raise Refused(f"the first message is {quoted(message.get('type'))}, expected 'hello'.")
+            raise InvalidMessageError(
+                f"the first message is {quoted(message.get('type'))}, expected 'hello'."
+            )
         proof = message.get("proof")
         mine = hmac.new(self.token.encode(), nonce, "sha256").digest()
         given = proof if isinstance(proof, bytes) else b""
         if self.token and not hmac.compare_digest(mine, given):
-            raise Refused("the proof of the token is wrong or missing; give the server's token.")
+            raise InvalidMessageError(
+                "the proof of the token is wrong or missing; give the server's token."
+            )
         if message.get("protocol") != PROTOCOL:
             found = quoted(message.get("protocol"))
-            raise Refused(f"the protocol is {found}, expected {PROTOCOL}; use its client.")
+            raise InvalidMessageError(
+                f"the protocol is {found}, expected {PROTOCOL}; use its client."
+            )
         name = message.get("client")
         if not isinstance(name, str) or not 0 < len(name) <= 200:
-            raise Refused(f"client is {quoted(name)}, expected a unique name.")
+            raise InvalidMessageError(f"client is {quoted(name)}, expected a unique name.")
         self._check_agents(message)
         client = self.clients.get(name)
         if client is None:
@@ -202,11 +208,11 @@ class ActionServer:
                 declared.declaration("client", 1)
                 self._allocate_slots(declared)
         except ConfigError as error:
-            raise Refused(str(error)) from None
+            raise InvalidMessageError(str(error)) from None
 
     def _add_client(self, name: str, connection: ClientConnection) -> Client:
         if not self._free_slots:
-            raise Refused(
+            raise InvalidMessageError(
                 f"{self.max_clients} clients are connected, expected no more; try again later, or "
                 "raise max_clients."
             )
@@ -262,13 +268,14 @@ class ActionServer:
         """Handles a message from a client.
 
         Raises:
-            Refused: the message's type is not ``step`` or ``end``, or its step is out of order.
+            InvalidMessageError: the message's type is not ``step`` or ``end``, or its step is out
+                of order.
         """
         kind, episode, t = message.get("type"), message.get("episode"), message.get("t")
         if kind != "step" and kind != "end":
-            raise Refused(f"type is {quoted(kind)}, expected 'step' or 'end'.")
+            raise InvalidMessageError(f"type is {quoted(kind)}, expected 'step' or 'end'.")
         if type(episode) is not int or type(t) is not int or t < 0 or not 0 <= episode < 2**63:
-            raise Refused(
+            raise InvalidMessageError(
                 f"episode is {quoted(episode)} and t {quoted(t)}, expected whole numbers from 0."
             )
         client.last_message = self.clock()
@@ -292,14 +299,14 @@ class ActionServer:
     def _start_step(self, client: Client, episode: int, t: int, kind: str) -> None:
         """Checks that a step follows the client's last step; begins a new episode if needed."""
         if client.busy:
-            raise Refused(
+            raise InvalidMessageError(
                 f"step {t} of episode {episode} was sent before the last one was answered, "
                 "expected one message at a time."
             )
         if episode > client.episode or client.t < 0:
             # A new client may be in the middle of an episode.
             if client.t >= 0 and (t or kind == "end"):
-                raise Refused(
+                raise InvalidMessageError(
                     f"{kind} {t} is the first message of episode {episode}, expected a step with t "
                     "0."
                 )
@@ -309,9 +316,13 @@ class ActionServer:
             if self.recording is not None:
                 self.recording.begin(client.slot, t == 0)
         elif t != client.t + 1:
-            raise Refused(f"t is {t}, expected {client.t + 1}, the next step of episode {episode}.")
+            raise InvalidMessageError(
+                f"t is {t}, expected {client.t + 1}, the next step of episode {episode}."
+            )
         elif client.over and (kind == "step" or client.last):
-            raise Refused(f"episode {episode} has ended, expected the next one's first step.")
+            raise InvalidMessageError(
+                f"episode {episode} has ended, expected the next one's first step."
+            )
 
     def _schedule_flush(self) -> None:
         if not self._flush_is_scheduled:
@@ -366,7 +377,7 @@ class ActionServer:
             return acting
         acting, waiting = [], deque[Client]()
         for client in self._waiting_clients:
-            (acting if self.recording.may_open(client.slot) else waiting).append(client)
+            (acting if self.recording.may_begin_step(client.slot) else waiting).append(client)
         self._waiting_clients = waiting
         return acting
 
@@ -407,7 +418,7 @@ class ActionServer:
 
     def _send_answer(self, client: Client, actions: dict[str, Any]) -> None:
         message = {"type": "actions", "episode": client.episode, "t": client.t}
-        client.answer = framed({**message, "actions": actions, "version": self.version})
+        client.answer = encode_message({**message, "actions": actions, "version": self.version})
         client.busy = False
         if client.connection is not None:
             client.connection.send(client.answer)

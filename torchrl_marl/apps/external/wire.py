@@ -12,7 +12,7 @@ try:
 except ImportError:
     msgpack = None
 
-__all__ = ["PROTOCOL", "Frames", "Refused", "check_msgpack", "framed"]
+__all__ = ["PROTOCOL", "FrameDecoder", "InvalidMessageError", "check_msgpack", "encode_message"]
 
 PROTOCOL = 1
 """Version of the protocol."""
@@ -21,7 +21,7 @@ _LENGTH = struct.Struct("<I")
 _MAX_MAP_ENTRIES = 20_000  # keys of one map: agents of a step
 
 
-class Refused(UserError):
+class InvalidMessageError(UserError):
     """Raised for an invalid message; its client receives the reason, and other clients continue."""
 
 
@@ -35,18 +35,18 @@ def check_msgpack() -> None:
         raise MissingExtraError("msgpack", "serve")
 
 
-def framed(message: dict[str, Any]) -> bytes:
+def encode_message(message: dict[str, Any]) -> bytes:
     """Encodes a message as four bytes with its length, then MessagePack.
 
     Examples:
-        >>> framed({"type": "welcome"})[:4]
+        >>> encode_message({"type": "welcome"})[:4]
         b'\\x0e\\x00\\x00\\x00'
     """
     body = msgpack.packb(message, use_single_float=True)
     return _LENGTH.pack(len(body)) + body
 
 
-class Frames:
+class FrameDecoder:
     """Decoder of a stream of bytes into messages.
 
     The length of a message is checked before its body is read.
@@ -55,9 +55,9 @@ class Frames:
         limit (int): maximum bytes of a message.
 
     Examples:
-        >>> frames = Frames(100)
-        >>> frames.feed(framed({"t": 1})[:5])
-        >>> frames.next(), frames.feed(framed({"t": 1})[5:]), frames.next()
+        >>> frames = FrameDecoder(100)
+        >>> frames.feed(encode_message({"t": 1})[:5])
+        >>> frames.next(), frames.feed(encode_message({"t": 1})[5:]), frames.next()
         (None, None, {'t': 1})
     """
 
@@ -78,14 +78,14 @@ class Frames:
         """Returns the next message, or None while it is incomplete.
 
         Raises:
-            Refused: the message is too large or malformed.
+            InvalidMessageError: the message is too large or malformed.
         """
         data = self._data
         if len(data) < 4:
             return None
         (size,) = _LENGTH.unpack_from(data)
         if size > self.limit:
-            raise Refused(
+            raise InvalidMessageError(
                 f"a message has {size:,} bytes, expected {self.limit:,} at most "
                 "(max_message_bytes)."
             )
@@ -103,9 +103,9 @@ def _unpack(body: bytes) -> dict[str, Any]:
         )
     except Exception as error:  # random bytes raise many kinds
         what = f"{type(error).__name__}: {str(error)[:80]}"
-        raise Refused(
+        raise InvalidMessageError(
             f"a message of {len(body):,} bytes is no valid MessagePack ({what})."
         ) from None
     if not isinstance(message, dict):
-        raise Refused(f"a message is of type {type(message).__name__}, expected a map.")
+        raise InvalidMessageError(f"a message is of type {type(message).__name__}, expected a map.")
     return message

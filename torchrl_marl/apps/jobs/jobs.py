@@ -56,7 +56,7 @@ class Jobs:
     Args:
         configs (sequence of TrainConfig): settings of each run; they must name the run's folder,
             unless runs are trained in this process.
-        where (str): ``here``: in this process, in sequence; ``processes``: one process for each
+        backend (str): ``here``: in this process, in sequence; ``processes``: one process for each
             run; ``ray``: one Ray task for each run, as for ``distributed.backend: ray``;
             ``slurm``: one Slurm job for each run.
 
@@ -64,8 +64,8 @@ class Jobs:
         at_once (int): number of parallel processes or Slurm jobs.
         slurm (mapping): options for Slurm (:func:`~torchrl_marl.apps.jobs.slurm.make_executor`).
         folder (Path): folder for all runs and the logs of the processes.
-        began (callable): called with a run's number when the run begins.
-        look (callable): called every half second with the numbers of the runs in progress.
+        on_begin (callable): called with a run's number when the run begins.
+        on_poll (callable): called every half second with the numbers of the runs in progress.
         resume (bool): whether interrupted runs are resumed with ``here``; with ``processes`` and
             the others they always are.
         **overrides: further settings of all runs; ignored with ``ray``.
@@ -74,23 +74,28 @@ class Jobs:
     def __init__(
         self,
         configs: Sequence[TrainConfig],
-        where: str = "here",
+        backend: str = "here",
         *,
         at_once: int = 1,
         slurm: Mapping[str, Any] = MappingProxyType({}),
         folder: Path = Path(),
-        began: Callable[[int], object] = _do_nothing,
-        look: Callable[[Collection[int]], object] = _do_nothing,
+        on_begin: Callable[[int], object] = _do_nothing,
+        on_poll: Callable[[Collection[int]], object] = _do_nothing,
         resume: bool = True,
         **overrides: Any,
     ) -> None:
-        self.configs, self.where, self.at_once, self.folder = configs, where, at_once, folder
+        self.configs, self.backend, self.at_once, self.folder = configs, backend, at_once, folder
         self.executor: Any = None
-        if where == "slurm":
+        if backend == "slurm":
             from torchrl_marl.apps.jobs.slurm import make_executor
 
             self.executor = make_executor(folder / "logs", slurm)
-        self.began, self.look, self.resume, self.overrides = began, look, resume, overrides
+        self.on_begin, self.on_poll, self.resume, self.overrides = (
+            on_begin,
+            on_poll,
+            resume,
+            overrides,
+        )
 
     def ended(self) -> _Outcomes:
         """Trains all runs.
@@ -100,13 +105,13 @@ class Jobs:
                 is the run, its folder if another process trained it, or its exception.
         """
         places = {"here": self._run_in_this_process, "ray": self._run_on_ray}
-        return places.get(self.where, self._run_in_child_processes)()
+        return places.get(self.backend, self._run_in_child_processes)()
 
     def _run_in_this_process(self) -> _Outcomes:
         from torchrl_marl.training.messages import messages_of
 
         for number, config in enumerate(self.configs):
-            self.began(number)
+            self.on_begin(number)
             try:
                 folder = config.folder if self.resume else None
                 with messages_of(self._message_prefix(config)):
@@ -134,16 +139,18 @@ class Jobs:
         interruption = Interruption()
         try:
             with interruption:
-                while working or (waiting and not interruption.asked):
-                    while waiting and len(working) < self.at_once and not interruption.asked:
+                while working or (waiting and not interruption.stop_requested):
+                    while (
+                        waiting and len(working) < self.at_once and not interruption.stop_requested
+                    ):
                         self._start_job(waiting.popleft(), working)
-                    if interruption.asked:
+                    if interruption.stop_requested:
                         for process in working.values():
                             process.stop()
                     for number in [n for n, one in working.items() if one.has_ended]:
                         working[number].close()
                         yield number, working.pop(number).outcome()
-                    self.look(working.keys())
+                    self.on_poll(working.keys())
                     time.sleep(_POLL_SECONDS if working else 0)
         finally:
             for process in working.values():
@@ -151,7 +158,7 @@ class Jobs:
         interruption.handle_signal(self.folder)
 
     def _start_job(self, number: int, working: dict[int, _ChildProcess | SlurmJob]) -> None:
-        self.began(number)
+        self.on_begin(number)
         config = self.configs[number]
         if self.executor is not None:
             from torchrl_marl.apps.jobs.slurm import SlurmJob
@@ -179,7 +186,7 @@ class Jobs:
             f"FOLDER={shlex.quote(str(placed[0].folder))}."
         )
         for number in range(len(placed)):
-            self.began(number)
+            self.on_begin(number)
         try:
             yield from _outcomes_of_tasks(connection, self.configs[0], placed)
         finally:
@@ -375,10 +382,10 @@ def _outcomes_of_tasks(
 
 
 def _task_outcome(ray: Any, result: Any, config: TrainConfig) -> Path | Exception:
-    from torchrl_marl.collectors.ray import ActorFailure, answer_of
+    from torchrl_marl.collectors.ray import ActorFailure, get_answer
 
     try:
-        answer = answer_of(ray, result, ready=True, timeout=0.0)
+        answer = get_answer(ray, result, ready=True, timeout=0.0)
     except Exception as error:
         return error
     if isinstance(answer, ActorFailure):

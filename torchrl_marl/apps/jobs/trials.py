@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.on_policy import OnPolicyLearner
-from torchrl_marl.learners.rows import rows_of
+from torchrl_marl.learners.rows import make_member_view
 from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.training.config import TrainConfig, member_of
 from torchrl_marl.training.evolution import Fitness
@@ -149,7 +149,7 @@ class Trials(Part):
         with RandomState(self.population.configs[i].seed, self.population.device).active():
             alone = self.population.alone(i)
         for k, (learner, one) in enumerate(zip(self.learners, alone)):
-            rows_of(learner, one).write(i)
+            make_member_view(learner, one).write(i)
             for state in learner.critic_states.values():
                 state.unflatten(1, (learner.n_members, -1))[:, i] = 0.0
             learner.diverged[i] = False
@@ -264,18 +264,18 @@ class Trials(Part):
         )
 
 
-def adam_correction(own: Tensor, shared: float) -> Tensor:
+def adam_correction(update_counts: Tensor, optimizer_count: float) -> Tensor:
     """Returns the learning-rate factor that gives each member its own Adam bias correction.
 
     The optimizer has one count of updates for all members. With this factor a member's step is as
     large as with a separate count, except for the effect of Adam's epsilon.
 
     Args:
-        own (Tensor): number of updates of each member, at least 1.
-        shared (float): number of updates counted by the optimizer.
+        update_counts (Tensor): number of updates of each member, at least 1.
+        optimizer_count (float): number of updates counted by the optimizer.
 
     Shapes:
-        - own, returns: ``[P]``
+        - update_counts, returns: ``[P]``
 
     Reference: Kingma and Ba, 2015, https://arxiv.org/abs/1412.6980 (section 3: bias correction).
 
@@ -284,13 +284,13 @@ def adam_correction(own: Tensor, shared: float) -> Tensor:
         tensor([0.3162, 1.0000])
     """
     first, second = 0.9, 0.999
-    many = torch.as_tensor(shared, dtype=torch.float64)
+    many = torch.as_tensor(optimizer_count, dtype=torch.float64)
 
     def size(count: Tensor) -> Tensor:
         count = count.double().clamp(min=1.0)
         return (1.0 - second**count).sqrt() / (1.0 - first**count)
 
-    return (size(own) / size(many)).to(own)
+    return (size(update_counts) / size(many)).to(update_counts)
 
 
 def _optimizer_updates(learner: OnPolicyLearner) -> float:

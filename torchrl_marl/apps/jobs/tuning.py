@@ -32,7 +32,7 @@ from torchrl_marl.recipes import load_config
 from torchrl_marl.settings import flatten, override, shown
 from torchrl_marl.settings.layers import plain
 from torchrl_marl.training.config import TrainConfig, read_run_config, seed_folders
-from torchrl_marl.training.files import open_to_append, whole_file, writing
+from torchrl_marl.training.files import explain_write_errors, open_atomically, open_to_append
 from torchrl_marl.training.folder import RunFolder, has_checkpoint
 from torchrl_marl.training.origin import signed_yaml
 from torchrl_marl.training.trainer import finish, resume_training, start_training
@@ -208,7 +208,7 @@ def _check_names(choices: Sequence[Choice], settings: Sequence[str]) -> None:
 @contextlib.contextmanager
 def _lock_folder(folder: Path) -> Iterator[None]:
     """Creates the folder of a search, and keeps other searches out of it."""
-    with writing(folder):
+    with explain_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     lock = RunFolder(folder, "folder of a tuning")
     try:
@@ -285,7 +285,7 @@ def _open_study(folder: Path, seed: int, pruner: Any) -> Any:
     from optuna.storages.journal import JournalFileBackend
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    with writing(folder / "study.log"):
+    with explain_write_errors(folder / "study.log"):
         open_to_append(folder / "study.log").close()  # Optuna would follow a hard link
     return optuna.create_study(
         storage=JournalStorage(JournalFileBackend(str(folder / "study.log"))),
@@ -392,7 +392,7 @@ def _failed_state() -> Any:
 
 def _write_table(study: Any, choices: Sequence[Choice], folder: Path) -> None:
     places = _trial_folders(folder)
-    with whole_file(folder / "trials.csv", newline="") as file:
+    with open_atomically(folder / "trials.csv", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["trial", *(c.name for c in choices), "return", "state", "folder"])
         for trial in _ended_trials(study):
@@ -419,7 +419,7 @@ def _write_best(study: Any, folder: Path) -> Path:
     place = _trial_folders(folder)[study.best_trial.number]
     config = read_run_config(folder / place)
     own = replace(config, folder=None, recipe="custom")
-    with whole_file(folder / "best.yaml") as file:
+    with open_atomically(folder / "best.yaml") as file:
         file.write(
             f"# Trial {study.best_trial.number} of {len(_ended_trials(study))}: return "
             f"{study.best_value:.4g}, in {place}.\n" + signed_yaml(own)

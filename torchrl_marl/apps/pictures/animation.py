@@ -16,7 +16,7 @@ from torchrl_marl.apps.pictures.film import ACTS, WAITS, Film, Frame
 from torchrl_marl.apps.pictures.panels import AgentLine, PixelsPanel, ShapesPanel, TextPanel, limits
 from torchrl_marl.envs.scene import check_scene
 from torchrl_marl.errors import ConfigError, MissingExtraError
-from torchrl_marl.training.files import whole_file, writing
+from torchrl_marl.training.files import explain_write_errors, open_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -103,7 +103,7 @@ def _write_gif(pictures: Sequence[np.ndarray], path: Path, milliseconds: int) ->
     images = [Image.fromarray(pixels) for pixels in pictures]
     palette = _shared_palette(images)
     images = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images]
-    with whole_file(path, "wb") as file:
+    with open_atomically(path, "wb") as file:
         images[0].save(
             file,
             format="GIF",
@@ -122,7 +122,7 @@ def _write_video(pictures: Sequence[np.ndarray], path: Path, milliseconds: int) 
     height, width = (size + size % 2 for size in pictures[0].shape[:2])
     last = [pictures[-1]] * (_LAST_FRAME_MS // milliseconds)
     part = path.with_name(f"{path.name}.part.mp4")
-    with writing(path):
+    with explain_write_errors(path):
         part.unlink(missing_ok=True)
         part.open("xb").close()  # raises for a missing folder or a full disk
         video = imageio_ffmpeg.write_frames(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchrl_marl.errors import MissingExtraError
-from torchrl_marl.training.files import whole_file
+from torchrl_marl.training.files import open_atomically
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -62,7 +62,7 @@ def save_figure(figure: Figure, path: Path, kind: str = "png", dpi: int = 150) -
     Raises:
         WriteError: the file cannot be written.
     """
-    with whole_file(path, "wb") as file:
+    with open_atomically(path, "wb") as file:
         figure.savefig(file, dpi=dpi, format=kind)
 
 

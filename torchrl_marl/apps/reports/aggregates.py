@@ -37,14 +37,14 @@ from torchrl_marl.training.statistics import (
 
 __all__ = [
     "Aggregate",
-    "Line",
-    "Scored",
+    "AlgorithmResult",
+    "CurveWithInterval",
+    "RunScore",
     "TaskResult",
-    "Team",
     "aggregates_of",
+    "default_curves",
+    "evaluate_task",
     "read_references",
-    "result_of",
-    "shown_by",
 ]
 
 _REFERENCES_FILE = Path(__file__).with_name("references.yaml")
@@ -151,7 +151,7 @@ _MIN_EVALUATIONS = 4  # fewest evaluations that make a curve
 
 
 @dataclass(frozen=True)
-class Scored:
+class RunScore:
     """A run's score: its return at the number of frames at which the task's runs are compared."""
 
     record: Record
@@ -168,16 +168,16 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class Team:
+class AlgorithmResult:
     """Results of one algorithm in one task: scores of the seeds, estimates and curves."""
 
     algorithm: str
-    runs: list[Scored]
+    runs: list[RunScore]
     iqm: Estimate
     mean: Estimate
     median: Estimate
-    evaluation: Line | None
-    training: Line | None
+    evaluation: CurveWithInterval | None
+    training: CurveWithInterval | None
     groups: dict[str, Estimate]
     """Interquartile mean of each group's return; empty for a task with one group."""
 
@@ -197,7 +197,7 @@ class TaskResult:
     equal: bool
     """True if every run has a measurement near those frames."""
     reference: Reference
-    teams: dict[str, Team]
+    teams: dict[str, AlgorithmResult]
     improvements: dict[tuple[str, str], Estimate]
     """Pair of algorithms -> probability that a run of the first beats one of the second."""
 
@@ -211,7 +211,7 @@ class TaskResult:
         return [float(self.reference.normalize(x)) for x in self.teams[algorithm].scores]
 
 
-def result_of(task: Task, references: Sequence[Mapping[str, Any]]) -> TaskResult:
+def evaluate_task(task: Task, references: Sequence[Mapping[str, Any]]) -> TaskResult:
     """Computes the results of a task.
 
     Args:
@@ -235,7 +235,7 @@ def result_of(task: Task, references: Sequence[Mapping[str, Any]]) -> TaskResult
     )
 
 
-def shown_by(result: TaskResult) -> str:
+def default_curves(result: TaskResult) -> str:
     """Returns which curves of a task are shown first: ``evaluation`` or ``training``.
 
     The evaluations are shown first, unless they have few points.
@@ -262,16 +262,16 @@ def improvements(
     }
 
 
-def _team_result(name: str, runs: list[Scored]) -> Team:
+def _team_result(name: str, runs: list[RunScore]) -> AlgorithmResult:
     scores = [[run.score for run in runs]]
-    return Team(
+    return AlgorithmResult(
         name,
         runs,
         estimate(interquartile_mean, scores),
         estimate(mean, scores),
         estimate(median, scores),
-        line_of([run.record.evaluation for run in runs]),
-        line_of([run.record.training for run in runs]),
+        average_curves([run.record.evaluation for run in runs]),
+        average_curves([run.record.training for run in runs]),
         {
             group: estimate(interquartile_mean, [[run.groups[group] for run in runs]])
             for group in runs[0].groups
@@ -294,14 +294,14 @@ def _common_frames(task: Task) -> float:
     return min(finished or reached)
 
 
-def _score_run(record: Record, frames: float) -> Scored:
+def _score_run(record: Record, frames: float) -> RunScore:
     """Reads a run's curve at the nearest measurement, or between two if none is near."""
     measured = record.measured
     place = measured.at(frames)
     at = frames if place is None else float(measured.frames[place])
     at = float(np.clip(at, measured.frames[0], measured.end))
 
-    return Scored(
+    return RunScore(
         record,
         _value_at(measured.frames, measured.returns, at),
         at,
@@ -336,7 +336,7 @@ _RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
-class Line:
+class CurveWithInterval:
     """Curve over frames with its interval, ``[K]`` each; without an interval, bounds are NaN.
 
     ``agent_frames`` and ``seconds`` are means over the runs at those frames.
@@ -354,7 +354,7 @@ class Line:
     """Return of each run at each point, ``[K, R]``; NaN if the run has none there."""
 
 
-def line_of(runs: Sequence[Progress], points: int = POINTS) -> Line | None:
+def average_curves(runs: Sequence[Progress], points: int = POINTS) -> CurveWithInterval | None:
     """Joins the curves of an algorithm's runs in one task.
 
     A run's curve is interpolated linearly between measurements. The line ends at the
@@ -368,24 +368,25 @@ def line_of(runs: Sequence[Progress], points: int = POINTS) -> Line | None:
     if not runs:
         return None
     grid = np.unique(np.concatenate([run.frames for run in runs]))
-    each = on_grid(runs, grid)
+    each = interpolate_at(runs, grid)
     grid = grid[np.isfinite(each).sum(1) * 2 >= len(runs)]
     if not len(grid):
         return None
     grid = grid[
         np.unique(np.linspace(0, len(grid) - 1, min(points, len(grid))).round().astype(int))
     ]
-    each = on_grid(runs, grid)
+    each = interpolate_at(runs, grid)
     value, low, high = _estimate_points(each)
     agent_frames, seconds = (
-        mean_of_known(on_grid(runs, grid, column), 1) for column in ("agent_frames", "seconds")
+        mean_of_known(interpolate_at(runs, grid, column), 1)
+        for column in ("agent_frames", "seconds")
     )
-    return Line(
+    return CurveWithInterval(
         grid, agent_frames, seconds, value, low, high, np.isfinite(each).sum(1).astype(float), each
     )
 
 
-def on_grid(runs: Sequence[Progress], grid: Numbers, column: str = "returns") -> Numbers:
+def interpolate_at(runs: Sequence[Progress], grid: Numbers, column: str = "returns") -> Numbers:
     """Interpolates the runs' curves at the given frames, ``[K, R]``; NaN outside a run's frames.
 
     Args:
@@ -492,7 +493,7 @@ def _shared_task_blocks(
     return [(list(tasks), algorithms) for tasks, algorithms in several.items()]
 
 
-def profile_of(scores: Sequence[np.ndarray], thresholds: Numbers) -> Estimate:
+def performance_profile(scores: Sequence[np.ndarray], thresholds: Numbers) -> Estimate:
     """Estimates a performance profile and its confidence band.
 
     Args:
@@ -518,7 +519,7 @@ def _aggregate_tasks(results: Sequence[TaskResult], algorithms: Sequence[str]) -
             for name, tasks in scores.items()
         },
         thresholds,
-        {name: profile_of(tasks, thresholds) for name, tasks in scores.items()},
+        {name: performance_profile(tasks, thresholds) for name, tasks in scores.items()},
         share,
         {name: curve for name, curve in curves.items() if curve is not None},
         improvements(scores),
@@ -551,7 +552,7 @@ def _interpolate_by_share(result: TaskResult, name: str, share: Numbers) -> Numb
     ends = np.array([min(run.end, result.frames) for run in runs])
     starts = np.array([run.frames[0] for run in runs])
     columns = [
-        on_grid([run], start + share * (end - start))[:, 0]
+        interpolate_at([run], start + share * (end - start))[:, 0]
         for run, start, end in zip(runs, starts, ends)
     ]
     return np.stack(columns, 1)

@@ -26,16 +26,16 @@ from torchrl_marl.training.statistics import (
 
 __all__ = [
     "answers",
-    "asset",
     "counted",
     "duration",
     "figure",
+    "format_estimate",
+    "format_range",
     "listed",
     "methods",
     "notes",
-    "ranged",
+    "read_asset",
     "share",
-    "with_interval",
 ]
 
 
@@ -65,21 +65,23 @@ def share(value: float | None) -> str:
     return f"{value + 0.0 if abs(value) >= 0.005 else 0.0:.2f}"
 
 
-def with_interval(found: Estimate, of_share: bool = False) -> str:
+def format_estimate(estimate: Estimate, is_share: bool = False) -> str:
     """Formats an estimate and its interval; the interval's width decides the decimals.
 
     Examples:
-        >>> with_interval(Estimate(41.2345, 36.054, 44.87)), with_interval(Estimate(0.5), True)
+        >>> format_estimate(Estimate(41.2345, 36.054, 44.87)), format_estimate(Estimate(0.5), True)
         ('41.2 [36.1, 44.9]', '0.50')
     """
-    if not found.has_interval:
-        return share(found.value) if of_share else figure(found.value)
-    if of_share:
-        value, low, high = (share(x) for x in (found.value, found.low, found.high))
+    if not estimate.has_interval:
+        return share(estimate.value) if is_share else figure(estimate.value)
+    if is_share:
+        value, low, high = (share(x) for x in (estimate.value, estimate.low, estimate.high))
     else:
-        width = found.high - found.low
+        width = estimate.high - estimate.low
         digits = max(0, 1 - math.floor(math.log10(width))) if 0 < width < 1e12 else None
-        value, low, high = (_rounded(x, digits) for x in (found.value, found.low, found.high))
+        value, low, high = (
+            _rounded(x, digits) for x in (estimate.value, estimate.low, estimate.high)
+        )
     return f"{value} [{low}, {high}]"
 
 
@@ -112,11 +114,11 @@ def counted(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'s' * (number != 1)}"
 
 
-def ranged(counts: Sequence[int], thing: str) -> str:
+def format_range(counts: Sequence[int], thing: str) -> str:
     """Formats the range of several counts with their noun.
 
     Examples:
-        >>> ranged([5, 3], "seed"), ranged([1, 1], "seed")
+        >>> format_range([5, 3], "seed"), format_range([1, 1], "seed")
         ('3 to 5 seeds', '1 seed')
     """
     low, high = min(counts), max(counts)
@@ -168,10 +170,10 @@ def notes(report: Report) -> list[str]:
 def methods() -> list[str]:
     """Returns sentences that say how the numbers are computed."""
     confidence, level = (f"{x:.0%}".replace("%", " %") for x in (CONFIDENCE, 1 - CONFIDENCE))
-    return asset("methods.txt").format(confidence=confidence, level=level).splitlines()
+    return read_asset("methods.txt").format(confidence=confidence, level=level).splitlines()
 
 
-def asset(name: str) -> str:
+def read_asset(name: str) -> str:
     """Returns the text of a file in ``assets``."""
     assets = resources.files("torchrl_marl.apps.reports") / "assets"
     return (assets / name).read_text(encoding="utf-8")
@@ -180,8 +182,8 @@ def asset(name: str) -> str:
 def _overall_answers(found: Aggregate) -> Iterator[str]:
     first, *others = found.algorithms
     tasks = f"Over {counted(len(found.tasks), 'task')} ({listed(found.tasks)})"
-    iqm = {name: with_interval(found.estimates[name]["IQM"], True) for name in found.algorithms}
-    each = ranged([n for runs in found.seeds.values() for n in runs], "seed")
+    iqm = {name: format_estimate(found.estimates[name]["IQM"], True) for name in found.algorithms}
+    each = format_range([n for runs in found.seeds.values() for n in runs], "seed")
     rest = "".join(f", {name} {iqm[name]}" for name in others)
     yield (f"{tasks}, {each} each, {first} reaches a normalized score (IQM) of {iqm[first]}{rest}.")
     for other in others[:_MAX_PAIRS]:
@@ -198,14 +200,14 @@ def _task_answers(result: TaskResult) -> Iterator[str]:
         return
     teams = sorted(result.teams.values(), key=lambda team: -team.iqm.value)
     first, *others = teams
-    rest = "".join(f", {team.algorithm} {with_interval(team.iqm)}" for team in others)
+    rest = "".join(f", {team.algorithm} {format_estimate(team.iqm)}" for team in others)
     random = result.reference.random
     beside = f" (random policy: {figure(random)})" if random is not None else ""
     counts = [len(team.runs) for team in teams]
-    seeds = "one run" if max(counts) == 1 else f"IQM of {ranged(counts, 'seed')}"
+    seeds = "one run" if max(counts) == 1 else f"IQM of {format_range(counts, 'seed')}"
     yield (
         f"In {result.task.name}, after {figure(result.frames)} frames, {first.algorithm} earns "
-        f"{with_interval(first.iqm)}{rest}{beside}; {seeds}."
+        f"{format_estimate(first.iqm)}{rest}{beside}; {seeds}."
     )
     for other in others[:_MAX_PAIRS]:
         pair = first.algorithm, other.algorithm
@@ -243,7 +245,7 @@ def _improvement_sentence(
     if not found.has_interval:
         return f"Single runs cannot show whether {first} or {second} is better."
     better = f"A run of {first} is better than one of {second} with probability"
-    sentence = f"{better} {with_interval(found, True)}"
+    sentence = f"{better} {format_estimate(found, True)}"
     counts = [[len(task) for task in tasks] for tasks in (scores, others)]
     every = [count for own in counts for count in own]
     few = min(every) <= _FEW_SEEDS

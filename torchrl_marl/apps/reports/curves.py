@@ -20,7 +20,7 @@ from torchrl_marl.runtime.trust import refuse_link
 from torchrl_marl.settings import flatten, unread
 from torchrl_marl.training.config import TrainConfig, last_stage, read_run_config
 
-__all__ = ["Curves", "environment_name", "experiments", "read_csv", "read_run"]
+__all__ = ["Curves", "environment_name", "group_by_experiment", "read_csv", "read_run"]
 
 NOT_READ = "not read"
 """Placeholder for a setting that a run does not read; names leave it out."""
@@ -157,7 +157,7 @@ _MAX_VALUE_LENGTH = 24
 _MISSING = "no such setting"
 
 
-def experiments(runs: Sequence[Curves]) -> list[tuple[str, list[Curves]]]:
+def group_by_experiment(runs: Sequence[Curves]) -> list[tuple[str, list[Curves]]]:
     """Groups runs that differ only in their seed, and names each group.
 
     The name is the recipe, or the task if the run changed the recipe's task. If all groups would
@@ -166,7 +166,7 @@ def experiments(runs: Sequence[Curves]) -> list[tuple[str, list[Curves]]]:
     Args:
         runs (list of Curves): results of :func:`read_run`.
     """
-    groups = by_settings(runs)
+    groups = group_by_settings(runs)
     names = _experiment_names([seeds[0] for seeds in groups])
     # Folders distinguish runs if names are cut, or if settings that names leave out differ.
     count = Counter(names)
@@ -177,7 +177,7 @@ def experiments(runs: Sequence[Curves]) -> list[tuple[str, list[Curves]]]:
     return list(zip(names, groups))
 
 
-def by_settings(runs: Iterable[Curves]) -> list[list[Curves]]:
+def group_by_settings(runs: Iterable[Curves]) -> list[list[Curves]]:
     """Groups runs with equal settings, in order of first appearance.
 
     Args:

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torchrl_marl.apps.reports.curves import (
     NOT_READ,
     Curves,
-    by_settings,
     differences,
     environment_name,
+    group_by_settings,
     read_run,
 )
 from torchrl_marl.errors import CheckpointError, ConfigError, UserError
@@ -29,12 +29,12 @@ from torchrl_marl.training.config import read_run_config, seed_folders
 __all__ = [
     "Record",
     "Task",
-    "by_task",
-    "each_seed_once",
+    "extract_record",
     "find_runs",
     "group",
-    "record_of",
-    "without_copies",
+    "group_by_task",
+    "keep_one_run_per_seed",
+    "remove_duplicate_runs",
 ]
 
 Numbers = NDArray[np.float64]
@@ -117,7 +117,7 @@ class Record:
         return float(value) if np.isfinite(value) else None
 
 
-def record_of(run: Curves) -> Record | str:
+def extract_record(run: Curves) -> Record | str:
     """Extracts the returns from a run's tables.
 
     Args:
@@ -158,7 +158,7 @@ def record_of(run: Curves) -> Record | str:
     return Record(run, evaluation, training, finished, tuple(notes))
 
 
-def without_copies(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
+def remove_duplicate_runs(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
     """Removes copies of runs: those with equal settings, seed and measurements.
 
     Args:
@@ -453,7 +453,7 @@ def group(records: Sequence[Record]) -> list[Task]:
     )
 
 
-def by_task(runs: Sequence[Curves]) -> dict[str, dict[str, list[Curves]]]:
+def group_by_task(runs: Sequence[Curves]) -> dict[str, dict[str, list[Curves]]]:
     """Groups runs as :func:`group` does; returns a dict: task -> algorithm -> runs.
 
     Args:
@@ -467,7 +467,7 @@ def by_task(runs: Sequence[Curves]) -> dict[str, dict[str, list[Curves]]]:
     }
 
 
-def each_seed_once(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
+def keep_one_run_per_seed(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
     """Keeps one run of each algorithm and seed.
 
     Several may exist, for example if a population's member repeats another run.
@@ -515,7 +515,7 @@ def _group_by_algorithm(records: Sequence[Record]) -> dict[str, list[Record]]:
         for record in records
     ]
     of_run = {id(run): record for run, record in zip(learned, records)}
-    groups = by_settings(learned)
+    groups = group_by_settings(learned)
     names = _algorithm_names([seeds[0] for seeds in groups])
     found = {
         name: sorted((of_run[id(run)] for run in seeds), key=lambda record: record.run.seed)

@@ -14,7 +14,7 @@ import numpy as np
 
 from torchrl_marl.apps.reports.aggregates import TaskResult
 from torchrl_marl.apps.reports.curves import Curves
-from torchrl_marl.apps.reports.grouping import Record, record_of
+from torchrl_marl.apps.reports.grouping import Record, extract_record
 from torchrl_marl.errors import CheckpointError, nearest, quoted
 
 __all__ = ["raw_results", "read_raw_results"]
@@ -170,7 +170,7 @@ def _read_record(path: Path, where: str, steps: Tree, seed: int) -> Record | str
     if absolute:
         _, _, summary["return_absolute"] = _read_step(path, f"{where}/{_ABSOLUTE}", absolute, 0.0)
     settings = {"env.library": where.partition("/")[0]}
-    found = record_of(Curves(path, "", settings, {}, columns, summary, seed))
+    found = extract_record(Curves(path, "", settings, {}, columns, summary, seed))
     if isinstance(found, str):
         return found
     return dataclasses.replace(found, row=where)

@@ -14,17 +14,22 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from torchrl_marl.apps.reports.aggregates import Aggregate, Line, TaskResult, shown_by
+from torchrl_marl.apps.reports.aggregates import (
+    Aggregate,
+    CurveWithInterval,
+    TaskResult,
+    default_curves,
+)
 from torchrl_marl.apps.reports.answers import (
     answers,
-    asset,
     counted,
     duration,
     figure,
+    format_range,
     listed,
     methods,
     notes,
-    ranged,
+    read_asset,
 )
 from torchrl_marl.apps.reports.grouping import Progress
 from torchrl_marl.apps.reports.marl_eval import raw_results
@@ -39,7 +44,7 @@ from torchrl_marl.apps.reports.tables import (
     template,
 )
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.training.files import whole_file, writing
+from torchrl_marl.training.files import explain_write_errors, open_atomically
 from torchrl_marl.training.statistics import Estimate
 from torchrl_marl.version import __version__
 
@@ -59,9 +64,9 @@ def page(report: Report) -> str:
         report (Report): the results.
     """
     tasks = listed([result.task.name for result in report.tasks], 3)
-    data = json.dumps(data_of(report), allow_nan=False, separators=(",", ":"))
+    data = json.dumps(chart_data(report), allow_nan=False, separators=(",", ":"))
     functions = {"arguments_of": _arguments_of, "caption_of": _caption_of, "counted": counted}
-    functions |= {"listed": listed, "ranged": ranged, "sort_value": _sort_value}
+    functions |= {"listed": listed, "ranged": format_range, "sort_value": _sort_value}
     return template("report.html.j2", escape, **functions).render(
         report=report,
         generator=GENERATOR,
@@ -72,15 +77,15 @@ def page(report: Report) -> str:
         notes=notes(report),
         methods=methods(),
         folds=groupby(tables_of(report), key=lambda table: table.fold),
-        style=Markup(asset("report.css")),
-        script=Markup("\n".join(map(asset, _SCRIPTS))),
+        style=Markup(read_asset("report.css")),
+        script=Markup("\n".join(map(read_asset, _SCRIPTS))),
         # No text in the data can then end the HTML element that holds it.
         data=Markup(data.replace("<", "\\u003c")),
         version=__version__,
     )
 
 
-def data_of(report: Report) -> dict[str, Any]:
+def chart_data(report: Report) -> dict[str, Any]:
     """Returns the data for the page's charts."""
     order = {name: i for i, name in enumerate(report.algorithms)}
     found = {
@@ -124,7 +129,7 @@ def _arguments_of(result: TaskResult) -> str:
 def _caption_of(result: TaskResult) -> str:
     teams = result.teams.values()
     counts = listed([f"{team.algorithm} {counted(len(team.runs), 'seed')}" for team in teams])
-    kind = "evaluations" if shown_by(result) == "evaluation" else "training episodes"
+    kind = "evaluations" if default_curves(result) == "evaluation" else "training episodes"
     return f"{counts}. Returns of {kind}; compared at {figure(result.frames)} frames."
 
 
@@ -147,7 +152,7 @@ def _task_data(result: TaskResult, order: dict[str, int]) -> dict[str, Any]:
             {
                 "algorithm": name,
                 "order": order[name],
-                "measured": shown_by(result),
+                "measured": default_curves(result),
                 "evaluation": _line_data(team.evaluation, [r.record.evaluation for r in team.runs]),
                 "training": _line_data(team.training, [r.record.training for r in team.runs]),
             }
@@ -156,7 +161,7 @@ def _task_data(result: TaskResult, order: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _line_data(line: Line | None, runs: Sequence[Progress]) -> dict[str, Any] | None:
+def _line_data(line: CurveWithInterval | None, runs: Sequence[Progress]) -> dict[str, Any] | None:
     """Returns the data of a line, with the indices of its runs."""
     if line is None:
         return None
@@ -227,7 +232,7 @@ def write_report(
     _check_folder(folder)
     _check_inputs(runs, folder, raw)
     found = make_report(runs, references)
-    with writing(folder):
+    with explain_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     _write(folder / _PAGE_FILE, page(found))  # first, since it identifies the folder as a report's
     _write(folder / "report.md", markdown(found, draw(found, folder)))
@@ -240,7 +245,7 @@ def write_report(
 
 
 def _write(path: Path, text: str) -> None:
-    with whole_file(path, at_once=True, newline="") as file:
+    with open_atomically(path, at_once=True, newline="") as file:
         file.write(text)
 
 

@@ -15,11 +15,16 @@ from torchrl_marl.apps.pictures.drawing import (
     legend_below,
     new_figure,
 )
-from torchrl_marl.apps.reports.aggregates import Aggregate, Line, TaskResult, shown_by
-from torchrl_marl.apps.reports.answers import ranged
+from torchrl_marl.apps.reports.aggregates import (
+    Aggregate,
+    CurveWithInterval,
+    TaskResult,
+    default_curves,
+)
+from torchrl_marl.apps.reports.answers import format_range
 from torchrl_marl.apps.reports.results import Report
 from torchrl_marl.errors import MissingExtraError
-from torchrl_marl.training.files import whole_file
+from torchrl_marl.training.files import open_atomically
 from torchrl_marl.training.statistics import Estimate
 
 if TYPE_CHECKING:
@@ -59,7 +64,7 @@ def draw(report: Report, folder: Path) -> list[str]:
         return []
     names = []
     for name, figure in _figures(report):
-        with whole_file(folder / name, "wb", at_once=True) as file:
+        with open_atomically(folder / name, "wb", at_once=True) as file:
             figure.savefig(file, dpi=130, format="png")
         names.append(name)
     return names
@@ -90,10 +95,12 @@ def _line_style(order: int) -> dict[str, Any]:
     return {"color": _COLORS[color], "linestyle": _LINE_STYLES[turn % len(_LINE_STYLES)]}
 
 
-def _draw_line(axes: Axes, name: str, order: int, x: np.ndarray, line: Line | Estimate) -> None:
+def _draw_line(
+    axes: Axes, name: str, order: int, x: np.ndarray, line: CurveWithInterval | Estimate
+) -> None:
     marker = "o" if len(x) < 3 else None
     axes.plot(x, np.asarray(line.value), label=name, marker=marker, **_line_style(order))
-    if isinstance(line, Line) or line.has_interval:
+    if isinstance(line, CurveWithInterval) or line.has_interval:
         color = _line_style(order)["color"]
         axes.fill_between(x, line.low, line.high, color=color, alpha=0.16, lw=0)
 
@@ -110,7 +117,7 @@ def _curves_figure(report: Report, order: dict[str, int]) -> Figure:
 def _draw_task(axes: Axes, result: TaskResult, order: dict[str, int]) -> None:
     from matplotlib.ticker import EngFormatter
 
-    measured = shown_by(result)
+    measured = default_curves(result)
     for name, team in result.teams.items():
         line = team.evaluation if measured == "evaluation" else team.training
         if line is not None:
@@ -152,5 +159,5 @@ def _draw_legend(figure: Figure, axes: list[Axes], seeds: list[int]) -> None:
         handles, labels = one.get_legend_handles_labels()
         found |= dict(zip(labels, handles))
     entries = {name: found[name] for name in sorted(found)}
-    legend_below(figure, entries, f"IQM and 95 % intervals over {ranged(seeds, 'seed')}")
+    legend_below(figure, entries, f"IQM and 95 % intervals over {format_range(seeds, 'seed')}")
     figure.legends[0].set_frame_on(False)

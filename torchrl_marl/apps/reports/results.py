@@ -15,22 +15,22 @@ import numpy as np
 
 from torchrl_marl.apps.reports.aggregates import (
     Aggregate,
-    Scored,
+    AlgorithmResult,
+    RunScore,
     TaskResult,
-    Team,
     aggregates_of,
+    evaluate_task,
     read_references,
-    result_of,
 )
 from torchrl_marl.apps.reports.curves import Curves
 from torchrl_marl.apps.reports.grouping import (
     Record,
     Task,
-    each_seed_once,
+    extract_record,
     find_runs,
     group,
-    record_of,
-    without_copies,
+    keep_one_run_per_seed,
+    remove_duplicate_runs,
 )
 from torchrl_marl.apps.reports.marl_eval import read_raw_results
 from torchrl_marl.errors import CheckpointError, ConfigError, quoted
@@ -133,7 +133,7 @@ def _run_text(key: _RunKey) -> str:
 def _make_record(path: Path, key: _RunKey, values: np.ndarray) -> Record | str:
     table = dict(zip(("frames", "return_mean", "agent_frames", "seconds"), values.T))
     summary = {"frames": float(values[-1, 0])}
-    found = record_of(Curves(path, "", {}, {}, table, summary, key[2]))
+    found = extract_record(Curves(path, "", {}, {}, table, summary, key[2]))
     if isinstance(found, str):
         return found
     return dataclasses.replace(found, row=_run_text(key))
@@ -184,12 +184,12 @@ class Report:
     """A sentence for each run that could not be used."""
 
     @property
-    def teams(self) -> list[tuple[TaskResult, Team]]:
+    def teams(self) -> list[tuple[TaskResult, AlgorithmResult]]:
         """All pairs of a task's result and the results of one algorithm in that task."""
         return [(task, team) for task in self.tasks for team in task.teams.values()]
 
     @property
-    def runs(self) -> list[Scored]:
+    def runs(self) -> list[RunScore]:
         """All runs, by task, algorithm and seed."""
         return [run for _, team in self.teams for run in team.runs]
 
@@ -222,14 +222,14 @@ def make_report(
     tables = [path for path in map(Path, given) if path.suffix in _READERS and path.is_file()]
     folders = [path for path in given if Path(path) not in tables]
     found, left_out = find_runs(folders) if folders or not tables else ([], [])
-    records = [record_of(run) for run in found]
-    usable, copies = without_copies([x for x in records if isinstance(x, Record)])
-    usable, repeats = each_seed_once(usable)
+    records = [extract_record(run) for run in found]
+    usable, copies = remove_duplicate_runs([x for x in records if isinstance(x, Record)])
+    usable, repeats = keep_one_run_per_seed(usable)
     left_out += [record for record in records if isinstance(record, str)] + copies + repeats
     foreign = [_READERS[path.suffix](path) for path in tables]
     left_out += [sentence for _, without in foreign for sentence in without]
     tasks = join(group(usable), (runs for runs, _ in foreign))
     if not tasks:
         raise CheckpointError(left_out[0])
-    results = [result_of(task, entries) for task in tasks]
+    results = [evaluate_task(task, entries) for task in tasks]
     return Report(results, aggregates_of(results), left_out)

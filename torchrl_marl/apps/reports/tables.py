@@ -12,18 +12,18 @@ import numpy as np
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
-from torchrl_marl.apps.reports.aggregates import Aggregate, Scored, TaskResult, Team
+from torchrl_marl.apps.reports.aggregates import Aggregate, AlgorithmResult, RunScore, TaskResult
 from torchrl_marl.apps.reports.answers import (
     answers,
-    asset,
     counted,
     duration,
     figure,
+    format_estimate,
     listed,
     methods,
     notes,
+    read_asset,
     share,
-    with_interval,
 )
 from torchrl_marl.apps.reports.results import Report
 
@@ -120,7 +120,7 @@ def template(name: str, escape: Callable[[str], str], **functions: Any) -> Templ
         undefined=StrictUndefined,
     )
     environment.globals |= functions
-    return environment.from_string(asset(name))
+    return environment.from_string(read_asset(name))
 
 
 def _escape_markdown(text: str) -> str:
@@ -134,7 +134,7 @@ def _aggregate_table(found: Aggregate) -> Table:
     head = ["algorithm", "IQM", "median", "mean", "optimality gap", "seeds in each task"]
     rows = []
     for name in found.algorithms:
-        cells = [with_interval(found.estimates[name][what], True) for what in head[1:5]]
+        cells = [format_estimate(found.estimates[name][what], True) for what in head[1:5]]
         rows.append([name, *cells, _range_text(found.seeds[name])])
     return Table(f"Normalized scores over {listed(found.tasks)}", head, rows)
 
@@ -149,7 +149,10 @@ def _improvement_table(title: str, found: Aggregate | TaskResult, fold: str = ""
     rows = [
         [
             row,
-            *("-" if row == c else with_interval(found.improvements[row, c], True) for c in names),
+            *(
+                "-" if row == c else format_estimate(found.improvements[row, c], True)
+                for c in names
+            ),
         ]
         for row in names
     ]
@@ -161,7 +164,8 @@ def _return_table(report: Report) -> Table:
     rows = []
     for result in report.tasks:
         cells = [
-            with_interval(result.teams[name].iqm) if name in result.teams else "-" for name in names
+            format_estimate(result.teams[name].iqm) if name in result.teams else "-"
+            for name in names
         ]
         rows.append([result.task.name, *cells, figure(result.reference.random)])
     return Table("Return in each task (IQM)", ["task", *names, "random policy"], rows)
@@ -176,7 +180,7 @@ def _task_table(result: TaskResult, fold: str) -> Table:
     for team in sorted(result.teams.values(), key=lambda team: -team.iqm.value):
         runs, scores = team.runs, team.scores
         rows.append([
-            team.algorithm, with_interval(team.iqm), figure(team.median.value),
+            team.algorithm, format_estimate(team.iqm), figure(team.median.value),
             figure(team.mean.value), f"{figure(min(scores))} to {figure(max(scores))}",
             share(_scaled(result, team.iqm.value)),
             _seeds_text(team), _range_text([run.frames for run in runs]),
@@ -192,7 +196,7 @@ def _group_table(result: TaskResult, fold: str) -> Table:
     rows = [
         [
             team.algorithm,
-            *(with_interval(team.groups[name]) if name in team.groups else "-" for name in names),
+            *(format_estimate(team.groups[name]) if name in team.groups else "-" for name in names),
         ]
         for team in result.teams.values()
     ]
@@ -200,7 +204,7 @@ def _group_table(result: TaskResult, fold: str) -> Table:
     return Table(title, ["algorithm", *names], rows, fold=fold)
 
 
-def _seeds_text(team: Team) -> str:
+def _seeds_text(team: AlgorithmResult) -> str:
     """Returns the number of seeds, such as ``5`` or ``5 (1 not finished)``."""
     running = sum(not run.record.finished for run in team.runs)
     return f"{len(team.runs)} ({running} not finished)" if running else str(len(team.runs))
@@ -302,7 +306,7 @@ def curves_csv(report: Report) -> str:
     return _csv_text(head, rows)
 
 
-def _column_mean(runs: Sequence[Scored], column: str) -> float:
+def _column_mean(runs: Sequence[RunScore], column: str) -> float:
     return float(np.mean([getattr(run, column) for run in runs]))
 
 

@@ -16,16 +16,16 @@ from typing import Any
 
 from tqdm import tqdm
 
-from torchrl_marl.apps.console import aligned, number
-from torchrl_marl.apps.suites.plan import Pace, Pair, SuiteRun, clock, seconds_left
-from torchrl_marl.training.files import frames_of, whole_file
+from torchrl_marl.apps.console import align_columns, number
+from torchrl_marl.apps.suites.plan import Pace, Pair, SuiteRun, format_duration, seconds_left
+from torchrl_marl.training.files import frames_of, open_atomically
 
 __all__ = [
     "Board",
     "Result",
-    "found_result",
     "known_values",
     "read_elapsed",
+    "read_result",
     "read_rows",
     "results_table",
     "write_results",
@@ -38,7 +38,7 @@ class Board:
     Args:
         results (dict): folder of a run -> current result; the caller keeps the dict up to date.
         jobs (int): number of concurrent runs.
-        said (callable): called with a line for each run that has ended.
+        log (callable): called with a line for each run that has ended.
         bar (bool): True to show a progress bar on a terminal.
     """
 
@@ -46,11 +46,11 @@ class Board:
         self,
         results: Mapping[Path, Result],
         jobs: int,
-        said: Callable[[str], None] = print,
+        log: Callable[[str], None] = print,
         *,
         bar: bool = True,
     ) -> None:
-        self._results, self._jobs, self._log = results, jobs, said
+        self._results, self._jobs, self._log = results, jobs, log
         self._running: dict[Path, tuple[float, int]] = {}  # start time and frames at the start
         self._frames = {place: self._current_frames(place) for place in results}
         self._bar = tqdm(
@@ -92,7 +92,7 @@ class Board:
         if result.finished:
             reached = number(result.summary.get("return_after"))
             frames = number(int(result.summary["frames"]))
-            text = f"return {reached}, {frames} frames in {clock(result.elapsed)}"
+            text = f"return {reached}, {frames} frames in {format_duration(result.elapsed)}"
         else:
             text = result.state + (f": {result.error}" if result.error else "")
         with tqdm.external_write_mode(file=sys.stderr):
@@ -105,7 +105,7 @@ class Board:
     def _forecast(self) -> str:
         ended = sum(one.state in ("finished", "failed") for one in self._results.values())
         left = self.seconds_left()
-        soon = "" if not left else f", {clock(left)} to go"
+        soon = "" if not left else f", {format_duration(left)} to go"
         return f"{ended} of {len(self._results)} runs{soon}"
 
     def seconds_left(self) -> float | None:
@@ -161,7 +161,7 @@ class Result:
         return self.state == "finished"
 
 
-def found_result(out: Path, run: SuiteRun, elapsed: float = 0.0) -> Result:
+def read_result(out: Path, run: SuiteRun, elapsed: float = 0.0) -> Result:
     """Reads a run's result from its folder; the run must not be in training."""
     folder = out / run.place
     try:
@@ -197,7 +197,7 @@ def write_results(
         WriteError: the disk is full, or the folder is read-only.
     """
     rows = {**before, **{one.run.place.as_posix(): _result_row(one) for one in results}}
-    with whole_file(out / "results.csv", newline="") as file:
+    with open_atomically(out / "results.csv", newline="") as file:
         writer = csv.DictWriter(file, _COLUMNS, extrasaction="ignore")
         writer.writeheader()
         writer.writerows(rows.values())
@@ -250,7 +250,7 @@ def results_table(results: Sequence[Result], names: tuple[str, str] = ("task", "
         cells = [_mean_text(done, key) for key in ("return_random", "frames", "seconds")]
         seeds = f"{len(done)} of {len(own)}"
         rows.append([*pair, seeds, _mean_text(done, "return_after"), spread, *cells])
-    return aligned(rows, slice(2, None), indent="")
+    return align_columns(rows, slice(2, None), indent="")
 
 
 def known_values(summaries: Iterable[Mapping[str, Any]], key: str) -> list[float]:

@@ -13,17 +13,17 @@ from torchrl_marl.apps.suites.plan import Plan
 from torchrl_marl.errors import CheckpointError, ConfigError, TrustError
 from torchrl_marl.settings import flatten, shown
 from torchrl_marl.training.config import TrainConfig, read_run_config
-from torchrl_marl.training.files import whole_file
+from torchrl_marl.training.files import open_atomically
 from torchrl_marl.training.folder import RunFolder
-from torchrl_marl.training.origin import Named, named_by
+from torchrl_marl.training.origin import ExternalReference, external_references
 
 __all__ = [
     "RECORD",
     "check_folder",
     "check_record",
-    "is_together",
     "open_folder",
     "read_selection",
+    "trains_populations",
 ]
 
 RECORD = "suite.json"
@@ -63,13 +63,13 @@ def check_record(record: Path, plan: Plan, without: Callable[[], Plan]) -> None:
     for one in unsigned:
         if one not in own:
             raise TrustError(
-                f"a run would {one.deed} because of {str(record)!r}, which you did not write on "
+                f"a run would {one.effect} because of {str(record)!r}, which you did not write on "
                 "this machine; if you trust it, add --trust (in Python: trust=True)."
             )
 
 
-def _named_code(plan: Plan) -> list[Named]:
-    found = (one for run in plan.runs for one in named_by(run.config))
+def _named_code(plan: Plan) -> list[ExternalReference]:
+    found = (one for run in plan.runs for one in external_references(run.config))
     return list(dict.fromkeys(found))
 
 
@@ -131,7 +131,7 @@ def _extend_record(record: dict[str, Any], plan: Plan) -> dict[str, Any]:
 
 
 def _write_record(out: Path, record: dict[str, Any]) -> None:
-    with whole_file(out / RECORD) as file:
+    with open_atomically(out / RECORD) as file:
         file.write(json.dumps(record, indent=2) + "\n")
 
 
@@ -144,7 +144,7 @@ def _read_record(out: Path) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def is_together(out: Path) -> bool:
+def trains_populations(out: Path) -> bool:
     """Returns whether the suite in a folder trains the seeds of a pair as one population."""
     return _read_record(out).get("together") is True
 

@@ -22,12 +22,12 @@ __all__ = [
     "Plan",
     "Suite",
     "SuiteRun",
+    "explain_population_errors",
     "make_plan",
-    "members_checked",
-    "placed",
     "populations",
     "read_suite",
     "suite_names",
+    "with_run_folder",
 ]
 
 Pair = tuple[str, str]
@@ -84,12 +84,12 @@ def seconds_left(
     return max(places)
 
 
-def clock(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Formats a duration in seconds as a short text.
 
     Examples:
-        >>> clock(42), clock(150), clock(7260), clock(200_000)
-        ('42 s', '2 min 30 s', '2 h 01 min', '2 d 7 h')
+        >>> format_duration(42), format_duration(7260), format_duration(200_000)
+        ('42 s', '2 h 01 min', '2 d 7 h')
     """
     whole = max(0, round(seconds))
     if whole < 60:
@@ -198,8 +198,8 @@ def populations(plan: Plan, folder: Path) -> list[list[SuiteRun]]:
     pairs = dict.fromkeys(run.pair for run in plan.runs)
     units = [[run for run in plan.runs if run.pair == pair] for pair in pairs]
     for unit in units:
-        own = placed(unit, folder)
-        with members_checked(" with ".join(unit[0].pair) + ": "):
+        own = with_run_folder(unit, folder)
+        with explain_population_errors(" with ".join(unit[0].pair) + ": "):
             own.check()
         known = [path.name for path in seed_folders(str(own.folder))]
         begun = Path(str(own.folder), "config.yaml").is_file() or len(unit) == 1
@@ -213,7 +213,7 @@ def populations(plan: Plan, folder: Path) -> list[list[SuiteRun]]:
 
 
 @contextlib.contextmanager
-def members_checked(at: str = "") -> Iterator[None]:
+def explain_population_errors(at: str = "") -> Iterator[None]:
     """Names ``--together`` in errors of a population's settings, instead of its size.
 
     Args:
@@ -228,7 +228,7 @@ def members_checked(at: str = "") -> Iterator[None]:
         ) from None
 
 
-def placed(unit: Sequence[SuiteRun], out: Path) -> TrainConfig:
+def with_run_folder(unit: Sequence[SuiteRun], out: Path) -> TrainConfig:
     """Returns the settings of a run, or of several runs as a population, with their folder."""
     first = unit[0]
     if len(unit) == 1:
@@ -303,7 +303,7 @@ def _check_selection(
 
 def _overrides(settings: Mapping[str, Any], frames: int | None) -> dict[str, Any]:
     overrides = normalized(TrainConfig, settings)
-    for key in OF_A_RUN:
+    for key in PER_RUN_SETTINGS:
         if key in overrides:
             fix = "give seeds=... instead" if key == "seed" else "leave it out"
             fix = "give --out instead" if key == "folder" else fix
@@ -327,7 +327,7 @@ SCORES = ("return", "crossplay")
 """Scores of a suite: the return of each run, or also the cross-play of runs with other seeds."""
 _NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 _RESERVED_NAMES = ("suite.json", "results.csv", "crossplay.csv", "logs")
-OF_A_RUN = ("seed", "folder", "recipe", "population", "evolution")
+PER_RUN_SETTINGS = ("seed", "folder", "recipe", "population", "evolution")
 """Settings that the suite itself sets for each run."""
 
 
@@ -443,15 +443,15 @@ def _unread_settings(settings: dict[str, Any]) -> set[str]:
 
 
 def _read_config(
-    settings: dict[str, Any], kept: set[str], algorithm: str, seed: int
+    settings: dict[str, Any], required: set[str], algorithm: str, seed: int
 ) -> TrainConfig:
     """Reads a run's settings.
 
-    Settings that nothing reads are skipped. Those in ``kept``, which are given for this algorithm
-    or by the caller, raise an error instead. Settings of the table that the caller's overrides
+    Settings that nothing reads are skipped. Those in ``required`` raise an error instead: they are
+    given for this algorithm or by the caller. Settings of the table that the caller's overrides
     leave without effect are not among them.
     """
-    idle = _unread_settings(settings) - kept
+    idle = _unread_settings(settings) - required
     flat = {key: value for key, value in flatten(settings).items() if key not in idle}
     return load_config({**unfold(flat), "recipe": algorithm, "seed": seed})
 
@@ -542,7 +542,7 @@ def _read_section(value: Any, name: str, where: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise ConfigError(f"suite {where} has {quoted(value)} under {name}, expected settings.")
     section = {str(key): inner for key, inner in value.items()}
-    own = next((key for key in section if key in OF_A_RUN), None)
+    own = next((key for key in section if key in PER_RUN_SETTINGS), None)
     if own is not None and name not in ("algorithms", "tasks"):
         raise ConfigError(
             f"suite {where} has {own} under {name}, but the suite sets it for each run; leave it "

@@ -19,8 +19,8 @@ from torchrl_marl.apps.jobs.slurm import make_executor, parse_slurm
 from torchrl_marl.apps.suites.board import (
     Board,
     Result,
-    found_result,
     read_elapsed,
+    read_result,
     read_rows,
     results_table,
     write_results,
@@ -29,21 +29,21 @@ from torchrl_marl.apps.suites.folder import (
     RECORD,
     check_folder,
     check_record,
-    is_together,
     open_folder,
     read_selection,
+    trains_populations,
 )
 from torchrl_marl.apps.suites.plan import (
     SELECTION_KEYS,
     Plan,
     SuiteRun,
-    clock,
+    format_duration,
     make_plan,
-    placed,
     populations,
     read_suite,
     seeds_of,
     suite_names,
+    with_run_folder,
 )
 from torchrl_marl.envs.config import EnvConfig
 from torchrl_marl.envs.make import make_env
@@ -56,13 +56,13 @@ from torchrl_marl.training.interruption import terminable
 
 __all__ = [
     "check_symmetries",
-    "one_by_one",
     "plan_of",
     "refuse_unfinished",
     "run_suite",
     "suite_command",
     "suite_rows",
     "train_plan",
+    "train_separately",
 ]
 
 
@@ -137,27 +137,29 @@ def run_suite(
     with trusting(trust):
         plan, folder = plan_of(suite, out, resume, {**given, "settings": settings})
         options: dict[str, Any] = {"launcher": launcher, "slurm": slurm}
-        if together or (resume and is_together(folder)):
-            options |= {"gather": by_population(populations(plan, folder)), "together": True}
-        results = train_plan(plan, folder, resume=resume, jobs=jobs, said=said, **options)
+        if together or (resume and trains_populations(folder)):
+            options |= {"gather": train_as_populations(populations(plan, folder)), "together": True}
+        results = train_plan(plan, folder, resume=resume, jobs=jobs, log=said, **options)
         if plan.suite.score == "crossplay":
-            from torchrl_marl.apps.suites.strangers import play_strangers
+            from torchrl_marl.apps.suites.strangers import play_other_seeds
 
-            play_strangers(results, folder, trust=trust, said=said)
+            play_other_seeds(results, folder, trust=trust, log=said)
         return results
 
 
-def one_by_one(out: Path, runs: Sequence[SuiteRun]) -> list[tuple[TrainConfig, list[SuiteRun]]]:
+def train_separately(
+    out: Path, runs: Sequence[SuiteRun]
+) -> list[tuple[TrainConfig, list[SuiteRun]]]:
     """Returns a training for each run.
 
     Args:
         out (Path): output folder.
         runs (sequence of SuiteRun): runs to train.
     """
-    return [(placed([run], out), [run]) for run in runs]
+    return [(with_run_folder([run], out), [run]) for run in runs]
 
 
-def by_population(units: Sequence[list[SuiteRun]]) -> Gather:
+def train_as_populations(units: Sequence[list[SuiteRun]]) -> Gather:
     """Returns a function that gathers the waiting runs into populations.
 
     Args:
@@ -167,7 +169,7 @@ def by_population(units: Sequence[list[SuiteRun]]) -> Gather:
     def gather(out: Path, runs: Sequence[SuiteRun]) -> list[tuple[TrainConfig, list[SuiteRun]]]:
         waiting = {run.place for run in runs}
         chosen = [unit for unit in units if any(run.place in waiting for run in unit)]
-        return [(placed(unit, out), unit) for unit in chosen]
+        return [(with_run_folder(unit, out), unit) for unit in chosen]
 
     return gather
 
@@ -178,10 +180,10 @@ def train_plan(
     *,
     resume: bool,
     jobs: int,
-    said: Callable[[str], None],
+    log: Callable[[str], None],
     launcher: str = "processes",
     slurm: Mapping[str, Any] = MappingProxyType({}),
-    gather: Gather = one_by_one,
+    gather: Gather = train_separately,
     together: bool = False,
 ) -> list[Result]:
     """Trains the runs of a plan in a folder.
@@ -191,7 +193,7 @@ def train_plan(
         folder (Path): output folder.
 
     Keyword Args:
-        resume, jobs, said, launcher, slurm: as for :func:`run_suite`.
+        resume, jobs, launcher, slurm: as for :func:`run_suite`.
         gather (callable): which runs are trained together; default: each alone.
         together (bool): True to record that a resumed suite gathers its runs in the same way.
 
@@ -207,7 +209,7 @@ def train_plan(
     _check_devices(plan)
     check_symmetries(plan)
     with open_folder(folder, plan, resume=resume, together=together):
-        return _SuiteRunner(plan, folder, jobs, said, where, slurm, gather).run()
+        return _SuiteRunner(plan, folder, jobs, log, where, slurm, gather).run()
 
 
 def _check_launcher(launcher: str, slurm: Mapping[str, Any]) -> None:
@@ -318,7 +320,7 @@ class _SuiteRunner:
     ) -> None:
         self.out, self.jobs, self.where, self.slurm = out, jobs, where, slurm
         self.before, before = read_rows(out), read_elapsed(out)
-        found = [found_result(out, run, before.get(run.place.as_posix(), 0.0)) for run in plan.runs]
+        found = [read_result(out, run, before.get(run.place.as_posix(), 0.0)) for run in plan.runs]
         self.results = {one.run.place: one for one in found}
         self.waiting = gather(out, [one.run for one in found if not one.finished])
         self.board = Board(self.results, max(jobs, 1), said)
@@ -350,8 +352,8 @@ class _SuiteRunner:
             at_once=max(self.jobs, 1),
             slurm=self.slurm,
             folder=self.out,
-            began=begin,
-            look=lambda working: self.board.show(
+            on_begin=begin,
+            on_poll=lambda working: self.board.show(
                 [run.place for i in working for run in self.waiting[i][1]]
             ),
             **{"logging.progress": False},
@@ -364,7 +366,7 @@ class _SuiteRunner:
 
     def _record_end(self, run: SuiteRun, outcome: object, seconds: float) -> None:
         elapsed = self.results[run.place].elapsed + seconds
-        result = found_result(self.out, run, elapsed)
+        result = read_result(self.out, run, elapsed)
         if isinstance(outcome, Stopped):
             result = dataclasses.replace(result, state="stopped")
         elif isinstance(outcome, Exception):
@@ -421,7 +423,7 @@ def suite_command(
         check_folder(folder, plan, resume=resume)
         with trusting(trust):
             check_symmetries(plan)
-        if together or (resume and is_together(folder)):
+        if together or (resume and trains_populations(folder)):
             populations(plan, folder)
         print(plan_table(plan, folder, max(jobs, 1)))
         return
@@ -462,9 +464,13 @@ def plan_table(plan: Plan, out: Path, jobs: int = 1, variants: str = "algorithms
         steps = f"at most {env.max_steps} steps, " if env.max_steps else ""
         rows.append((task, f"{env.library} {env.name}, {steps}{' or '.join(each)} frames"))
     before = read_elapsed(out)
-    found = [found_result(out, run, before.get(run.place.as_posix(), 0.0)) for run in plan.runs]
+    found = [read_result(out, run, before.get(run.place.as_posix(), 0.0)) for run in plan.runs]
     left = Board({one.run.place: one for one in found}, jobs, bar=False).seconds_left()
-    forecast = "unknown until a run has ended in " + repr(str(out)) if left is None else clock(left)
+    forecast = (
+        "unknown until a run has ended in " + repr(str(out))
+        if left is None
+        else format_duration(left)
+    )
     many = len(plan.runs)
     return "\n".join(
         [

@@ -14,31 +14,31 @@ import torch
 from tensordict import TensorDict
 from torchrl.envs import EnvBase
 
-from torchrl_marl.apps.console import aligned
-from torchrl_marl.apps.players import with_interval, write_table
-from torchrl_marl.apps.suites.board import Result, found_result, read_rows
+from torchrl_marl.apps.console import align_columns
+from torchrl_marl.apps.players import format_mean, write_table
+from torchrl_marl.apps.suites.board import Result, read_result, read_rows
 from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.checkpoint import load_latest
 from torchrl_marl.training.config import last_stage
 from torchrl_marl.training.crossplay import PartnerScore, cross_play, partner_score, seats_of
-from torchrl_marl.training.entrants import enter
+from torchrl_marl.training.entrants import load_players
 from torchrl_marl.training.evaluation import kind_of
-from torchrl_marl.training.files import json_text, whole_file
+from torchrl_marl.training.files import json_text, open_atomically
 
-__all__ = ["play_strangers"]
+__all__ = ["play_other_seeds"]
 
 RECORD = "crossplay.json"
 """File in the folder of a task and algorithm with the table of its seeds."""
 _MAX_ENVS = 1000  # envs
 
 
-def play_strangers(
+def play_other_seeds(
     results: Sequence[Result],
     out: Path,
     *,
     trust: bool = False,
-    said: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
 ) -> dict[tuple[str, str], PartnerScore]:
     """Plays the finished seeds of each task and algorithm with each other.
 
@@ -55,7 +55,7 @@ def play_strangers(
 
     Keyword Args:
         trust (bool): True to run code that another user's settings name.
-        said (callable): called with a line for the runs left out, and the table of scores.
+        log (callable): called with a line for the runs left out, and the table of scores.
 
     Returns:
         dict: (task, algorithm) -> score, for those with two finished seeds or more.
@@ -66,24 +66,24 @@ def play_strangers(
     found = _add_earlier_seeds(results, out)
     finished = [one for one in found if one.finished]
     if missing := [one.run.place.as_posix() for one in found if not one.finished]:
-        said(f"left out of the cross-play, since they did not finish: {', '.join(missing)}")
+        log(f"left out of the cross-play, since they did not finish: {', '.join(missing)}")
     scores: dict[tuple[str, str], PartnerScore] = {}
     rows = _read_rows(out / "crossplay.csv")
     for pair in dict.fromkeys(one.run.pair for one in finished):
         own = [one for one in finished if one.run.pair == pair]
         if not _is_recorded(own, out / Path(*pair)):
-            own = _with_checkpoint(own, said)
+            own = _with_checkpoint(own, log)
         if len(own) < 2:
             rows.pop(pair, None)
             seeds = f"{'one' if own else 'no'} finished seed"
-            said(f"{' '.join(pair)}: {seeds}, which has no other to play with")
+            log(f"{' '.join(pair)}: {seeds}, which has no other to play with")
             continue
         scores[pair] = partner_score(_load_or_play(own, out / Path(*pair), trust))
         known = [x for one in scores[pair] for x in (one.value, one.low, one.high)]
         rows[pair] = [*pair, len(own), _episodes(own), *known]
         _write_rows(out / "crossplay.csv", list(rows.values()))
     if scores:
-        said(_scores_text(scores))
+        log(_scores_text(scores))
     return scores
 
 
@@ -99,7 +99,7 @@ def _add_earlier_seeds(results: Sequence[Result], out: Path) -> list[Result]:
         elif first is not None and row["seed"].isdecimal():
             seed = int(row["seed"])
             run = replace(first, seed=seed, config=replace(first.config, seed=seed))
-            found[place] = found_result(out, run)
+            found[place] = read_result(out, run)
     return list({**found, **given}.values())
 
 
@@ -150,7 +150,7 @@ def _load_or_play(results: Sequence[Result], folder: Path, trust: bool) -> torch
         return torch.tensor(rows, dtype=torch.float64)
     table = _play_seeds(results, trust)
     write_table(folder, [f"seed{seed}" for seed in asked["seeds"]], table, None)
-    with whole_file(record) as file:
+    with open_atomically(record) as file:
         values = {key: table[key].tolist() for key in ("returns", "error")}
         file.write(json_text({**asked, **values}))
     return table["returns"]
@@ -161,7 +161,7 @@ def _play_seeds(results: Sequence[Result], trust: bool) -> TensorDict:
     threads, episodes = torch.get_num_threads(), _episodes(results)
     torch.set_num_threads(config.threads or threads)
     try:
-        env, players = enter(names, min(episodes * len(names) ** 2, _MAX_ENVS), trust=trust)
+        env, players = load_players(names, min(episodes * len(names) ** 2, _MAX_ENVS), trust=trust)
         _check_seats(env, results[0])
         everybody = list(players.values())
         kind = config.evaluation.deterministic
@@ -195,7 +195,7 @@ def _read_record(record: Path) -> dict[str, Any]:
 def _write_rows(path: Path, rows: Sequence[Sequence[Any]]) -> None:
     ends = ("", "_low", "_high")
     scores = [f"{name}{end}" for name in ("self_play", "cross_play") for end in ends]
-    with whole_file(path, newline="") as file:
+    with open_atomically(path, newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["task", "algorithm", "seeds", "episodes", *scores])
         writer.writerows(rows)
@@ -205,5 +205,5 @@ def _scores_text(scores: dict[tuple[str, str], PartnerScore]) -> str:
     rows = [["task", "algorithm", "seeds", "with itself", "with others"]]
     for pair, score in scores.items():
         seeds = str(score.cross_play.runs[0])
-        rows.append([*pair, seeds, *(with_interval(one) for one in score)])
-    return aligned(rows, slice(2, None), indent="")
+        rows.append([*pair, seeds, *(format_mean(one) for one in score)])
+    return align_columns(rows, slice(2, None), indent="")

@@ -20,14 +20,21 @@ from torchrl_marl.apps.console import number, silence_libraries
 from torchrl_marl.apps.jobs.slurm import parse_slurm
 from torchrl_marl.apps.suites.board import Result, known_values, results_table
 from torchrl_marl.apps.suites.folder import check_folder
-from torchrl_marl.apps.suites.plan import OF_A_RUN, Plan, Suite, SuiteRun, members_checked, seeds_of
+from torchrl_marl.apps.suites.plan import (
+    PER_RUN_SETTINGS,
+    Plan,
+    Suite,
+    SuiteRun,
+    explain_population_errors,
+    seeds_of,
+)
 from torchrl_marl.apps.suites.running import (
     Gather,
     check_symmetries,
-    one_by_one,
     plan_table,
     refuse_unfinished,
     train_plan,
+    train_separately,
 )
 from torchrl_marl.errors import ConfigError, quoted
 from torchrl_marl.learners.capabilities import varying_of
@@ -100,7 +107,7 @@ def run_sweep(
         folder = Path(f"sweep_{plan.suite.name}" if out is None else out)
         options: dict[str, Any] = {"launcher": launcher, "slurm": slurm}
         options["gather"] = _make_gather(recipe, grid, plan, together, said)
-        return train_plan(plan, folder, resume=resume, jobs=jobs, said=said, **options)
+        return train_plan(plan, folder, resume=resume, jobs=jobs, log=said, **options)
 
 
 def make_sweep(
@@ -149,7 +156,7 @@ def make_sweep(
 
 def _check_grid(grid: Grid, base: Mapping[str, Any]) -> None:
     for key in (*grid, *base):
-        if key.partition(".")[0] in OF_A_RUN:
+        if key.partition(".")[0] in PER_RUN_SETTINGS:
             raise ConfigError(
                 f"{key} cannot be given, since the sweep sets it for each run; use --seeds for "
                 "several seeds, and population.vary for members of one program."
@@ -189,12 +196,12 @@ def _make_gather(
         members = [run for run in runs if _member_name(run) in names]
         others = [run for run in runs if _member_name(run) not in names]
         if config is None or not members:
-            return one_by_one(out, others)
+            return train_separately(out, others)
         if others:
             said(f"trained alone, since the program of the others has begun: {len(others)} runs")
         return [
             (dataclasses.replace(config, folder=str(folder)), members),
-            *one_by_one(out, others),
+            *train_separately(out, others),
         ]
 
     return gather
@@ -228,7 +235,7 @@ def _population_config(
     vary = {key: [flatten(dataclasses.asdict(run.config))[key] for run in runs] for key in grid}
     folders = [_member_name(run) for run in runs]
     population = {"size": len(runs), "vary": vary, "folders": folders}
-    with members_checked():
+    with explain_population_errors():
         return load_config(recipe, {**base, "seed": runs[0].seed, "population": population})
 
 

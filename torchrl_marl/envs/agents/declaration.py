@@ -17,7 +17,7 @@ from torchrl.data import Categorical, Composite, TensorSpec
 from torchrl_marl.envs.agents.kinds import GroupKinds, OutputReader, batched
 from torchrl_marl.errors import ConfigError, SimulatorStateError, nearest, quoted
 from torchrl_marl.specs import AgentSpec, TeamSpec
-from torchrl_marl.specs.agents import fault_of_state, n_options
+from torchrl_marl.specs.agents import invalid_state_reason, n_options
 from torchrl_marl.specs.stacking import pad_specs
 
 __all__ = [
@@ -91,7 +91,7 @@ class Declaration:
         """Returns a copy of the declaration with a state for the critic."""
         if self.state is not None:
             raise ConfigError(f"{self.owner}: a state is already registered; register one only.")
-        if fault := fault_of_state(spec):
+        if fault := invalid_state_reason(spec):
             raise ConfigError(f"{self.owner}: the state's spec is {fault}.")
         return Declaration(self.owner, self.num_envs, self.kinds, spec, self.in_turns)
 

@@ -44,7 +44,7 @@ from torchrl_marl.errors import (
     WorkerError,
     quoted,
 )
-from torchrl_marl.runtime.trust import is_own, signature
+from torchrl_marl.runtime.trust import is_signed_by_user, signature
 
 __all__ = ["PettingZooEnv"]
 
@@ -317,7 +317,7 @@ class PettingZooEnv(FinalFrames, AutoResetEnv):
         pickles = snapshot["worlds"]
         envs = [pickles[str(i)].cpu().numpy().tobytes() for i in range(self.num_envs)]
         signed = snapshot["signature"] if "signature" in snapshot.keys() else None
-        if not is_own(signed, _SIGNED_PREFIX, *envs):
+        if not is_signed_by_user(signed, _SIGNED_PREFIX, *envs):
             raise TrustError(
                 f"the environments of this snapshot of {description} are pickles, which can run "
                 "any code when loaded, and were not written by you on this machine."

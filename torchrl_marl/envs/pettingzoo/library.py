@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from torchrl_marl.envs.config import EnvConfig, own_environment_hint
 from torchrl_marl.envs.libraries import Library
 from torchrl_marl.errors import ConfigError, MissingExtraError, nearest
-from torchrl_marl.runtime.import_path import current_folder, refuse_current
+from torchrl_marl.runtime.import_path import check_not_in_current_folder, current_folder
 from torchrl_marl.settings import OneOf
 
 __all__ = [
@@ -102,7 +102,7 @@ def _import_env_module(name: str, package: str, path: str, extra: str | None) ->
             raise MissingExtraError(package, extra)
         raise ConfigError(f"{package} is not installed; run: pip install {package}")
     if package in _MODULES:
-        refuse_current(package)
+        check_not_in_current_folder(package)
     try:
         return importlib.import_module(path.replace("/", "."))
     except ModuleNotFoundError as error:
@@ -219,7 +219,7 @@ def _wrapped_makers(creator: Callable[..., Any]) -> list[Any]:
 def _import_pettingzoo() -> Any:
     if not _importable("pettingzoo"):
         raise MissingExtraError("PettingZoo", "pettingzoo")
-    refuse_current("pettingzoo")
+    check_not_in_current_folder("pettingzoo")
     return importlib.import_module("pettingzoo")
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torchrl_marl.errors import ConfigError, SpecError, nearest
-from torchrl_marl.runtime.import_path import refuse_current
+from torchrl_marl.runtime.import_path import check_not_in_current_folder
 
 __all__ = ["PACKAGES", "TupleEnv", "as_team", "has_tuple_spaces", "named", "newest"]
 
@@ -180,7 +180,7 @@ def named(name: str) -> Callable[..., Any] | None:
         raise ConfigError(f"{package} is not installed; run: pip install {package}")
     import gymnasium
 
-    refuse_current(package)
+    check_not_in_current_folder(package)
     importlib.import_module(package)
     env_id = newest(env_id, gymnasium.registry)
     try:

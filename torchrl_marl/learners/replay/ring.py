@@ -16,7 +16,7 @@ from torchrl_marl.modules.memory.states import STATES
 from torchrl_marl.objectives.flags import ALIVE, BOOTSTRAPS, bootstrap_mask
 from torchrl_marl.runtime.memory import refuse_too_large
 
-__all__ = ["Ring", "settle"]
+__all__ = ["Ring", "finalize_batch"]
 
 Key = tuple[str, ...]
 
@@ -244,7 +244,7 @@ _KEPT_WHEN_MASKED = ("is_init", *STATES)  # entries that are kept for masked age
 _NEVER_ZEROED = [(leaf,) for leaf in (*_FLAGS, *_KEPT_WHEN_MASKED)]
 
 
-def settle(
+def finalize_batch(
     batch: TensorDictBase,
     keys: Sequence[Key],
     rewards: Collection[Key],

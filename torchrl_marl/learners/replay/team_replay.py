@@ -19,7 +19,7 @@ from torchrl_marl.functional import within_window
 from torchrl_marl.learners.config import LearnerConfig
 from torchrl_marl.learners.off_policy_config import ReplayLearnerConfig
 from torchrl_marl.learners.replay.priorities import Priorities, Priority
-from torchrl_marl.learners.replay.ring import Key, Ring, settle
+from torchrl_marl.learners.replay.ring import Key, Ring, finalize_batch
 from torchrl_marl.modules.memory.states import STATES
 from torchrl_marl.runtime.memory import memory_of, refuse_too_large
 from torchrl_marl.specs import GroupSpec
@@ -166,7 +166,9 @@ class TeamReplay:
                 f"TeamReplay: cut is {list(cut.shape)}, {cut.dtype}, expected "
                 f"{list(batch.batch_size)}, torch.bool, as the batch."
             )
-        leaves, ends = settle(batch, self.keys, self.reward_keys, self.dead_earn, self.by_life)
+        leaves, ends = finalize_batch(
+            batch, self.keys, self.reward_keys, self.dead_earn, self.by_life
+        )
         written = self.ring.write(leaves, ends if cut is None else ends | cut, cut)
         self._start_priorities()
         if self.priorities is not None:

@@ -23,7 +23,7 @@ class Round(nn.Module):
     """A round of messages: each agent sends once and reads the messages of its links.
 
     ``forward`` calls ``send``, then ``mix`` on all messages, which may be delayed, then
-    ``take_in`` on the result. An agent that is deployed alone runs the same three methods.
+    ``update_features`` on the result. An agent that is deployed alone runs the same three methods.
 
     Attributes:
         message_size (int): number K of values per message.
@@ -56,7 +56,7 @@ class Round(nn.Module):
         """
 
     @abstractmethod
-    def take_in(self, features: Tensor, mixed: Tensor) -> Tensor:
+    def update_features(self, features: Tensor, mixed: Tensor) -> Tensor:
         """Returns the features updated by the mixed messages, ``[*B, N, H]``.
 
         Args:
@@ -88,7 +88,7 @@ class Round(nn.Module):
         messages = self.send(features, position)
         messages = messages if code is None else code(messages)
         mixed = self.mix(features, messages, links, position)
-        return self.take_in(features, mixed if later is None else later(mixed))
+        return self.update_features(features, mixed if later is None else later(mixed))
 
 
 class Mean(Round):
@@ -141,7 +141,7 @@ class Mean(Round):
         weight = heard.to(inbox.dtype)
         return weight @ inbox / weight.sum(-1, keepdim=True).clamp_min(1)
 
-    def take_in(self, features: Tensor, mixed: Tensor) -> Tensor:
+    def update_features(self, features: Tensor, mixed: Tensor) -> Tensor:
         """Returns the features updated by the mixed messages, ``[*B, N, H]``."""
         return torch.tanh(features + self.own(features) + self.heard(mixed))
 
@@ -220,7 +220,7 @@ class Attention(Round):
             mixed = mixed + self.edge_value((weight.unsqueeze(-1) * edges(position, place)).sum(-2))
         return mixed
 
-    def take_in(self, features: Tensor, mixed: Tensor) -> Tensor:
+    def update_features(self, features: Tensor, mixed: Tensor) -> Tensor:
         """Returns the features updated by the mixed messages, ``[*B, N, H]``."""
         return torch.tanh(features + self.update(torch.cat([features, mixed], -1)))
 

@@ -165,9 +165,9 @@ class NetworkBuilder:
 
     def same(self, module: nn.Module) -> ModuleStack:
         """Returns one module for all agents."""
-        return self.same_in_team(lambda: module)
+        return self.one_module_per_team(lambda: module)
 
-    def same_in_team(self, make: Callable[[], nn.Module]) -> ModuleStack:
+    def one_module_per_team(self, make: Callable[[], nn.Module]) -> ModuleStack:
         """Returns one module for all agents of a team, made for each team."""
         modules = [make() for _ in range(max(self.teams) + 1)]
         # Padded although all widths agree. Padded perceptrons are compared by their layers only, so

@@ -76,7 +76,9 @@ def agent_id(builder: NetworkBuilder) -> nn.Sequential:
         shape = (builder.n_agents, builder.config.agent_id_size)
         ids = nn.Parameter(torch.randn(shape, device=builder.device))
     inputs = builder.common.wider(ids.shape[-1])
-    return builder.for_all([AgentId(ids), builder.same_in_team(lambda: builder.network(inputs))])
+    return builder.for_all(
+        [AgentId(ids), builder.one_module_per_team(lambda: builder.network(inputs))]
+    )
 
 
 def masks(builder: NetworkBuilder) -> nn.Sequential:

@@ -256,7 +256,7 @@ class Call(NamedTuple):
     dim: int
     """Agent dim of the inputs and of the output."""
 
-    def has_one(self, names: Iterable[str | None]) -> bool:
+    def members_share(self, names: Iterable[str | None]) -> bool:
         """Returns whether all members share these parameters."""
         return self.shape[0] == 1 or not any(self.stacked[n] for n in names if n is not None)
 
@@ -341,7 +341,7 @@ class Perceptron:
         first = 0
         # One set of parameters for all rows: the agent dim can stay.
         for layer in self.layers:
-            if not call.has_one((layer.weight, layer.bias)):
+            if not call.members_share((layer.weight, layer.bias)):
                 break
             weight = cast(Tensor, call.one(layer.weight))
             x = F.linear(_zero_padding(x, pads[first]), weight, call.one(layer.bias))

@@ -22,7 +22,7 @@ from torchrl_marl.modules.stacks.members import (
 )
 from torchrl_marl.modules.stacks.storage import Bucket, Slot, shared_parameters, signature
 
-__all__ = ["ModuleStack", "cat", "expand", "only_agents", "stack"]
+__all__ = ["ModuleStack", "cat", "expand", "run_only_agents", "stack"]
 
 
 class ModuleStack(MultiAgentPart):
@@ -344,7 +344,7 @@ def cat(
 
 
 @contextlib.contextmanager
-def only_agents(network: nn.Module, chosen: Tensor) -> Iterator[None]:
+def run_only_agents(network: nn.Module, chosen: Tensor) -> Iterator[None]:
     """Within the context, the stacks of a network run only some agents; other outputs are 0.
 
     A stack in which agents share members, or have different structures, runs all agents.
@@ -356,7 +356,7 @@ def only_agents(network: nn.Module, chosen: Tensor) -> Iterator[None]:
     Examples:
         >>> import torch
         >>> policy = stack([nn.Linear(4, 2), nn.Linear(4, 2), nn.Linear(4, 2)])
-        >>> with only_agents(policy, torch.tensor([1])):
+        >>> with run_only_agents(policy, torch.tensor([1])):
         ...     (policy(torch.ones(3, 4)) != 0).any(-1).tolist()
         [False, True, False]
     """
