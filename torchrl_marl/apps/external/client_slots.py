@@ -144,7 +144,7 @@ class ClientSlots:
         self.ends[slot] = last
         truncated = message.get("truncated")
         if truncated not in (None, False, True):
-            raise 190:                f"terminated is {quoted(names)}, expected a list of agents' names."(f"truncated is {quoted(truncated)}, expected true or false.")
+            raise InvalidMessageError(f"truncated is {quoted(truncated)}, expected true or false.")
         self.cut[slot] = last and bool(truncated)
 
     def _read_observations(self, slot: int, observations: Mapping[str, Any]) -> None:
