@@ -25,9 +25,9 @@ from torchrl_marl.training.pool import networks_of, read_player
 from torchrl_marl.training.start_from import (
     Loaded,
     Source,
+    init_part_of,
     leaves_of,
     load_parts,
-    part_of,
     read_source,
 )
 from torchrl_marl.training.trainer import iterate, resume, start_training, train
@@ -81,10 +81,10 @@ def extra_state(folder, index=-1):
 
 def equal_parts(one, other):
     """The parts whose tensors are all exactly equal."""
-    same = {part_of(name): True for name in one if part_of(name)}
+    same = {init_part_of(name): True for name in one if init_part_of(name)}
     for name, x in one.items():
-        if part_of(name):
-            same[part_of(name)] &= name in other and torch.equal(x, other[name])
+        if init_part_of(name):
+            same[init_part_of(name)] &= name in other and torch.equal(x, other[name])
     return {part for part, equal in same.items() if equal}
 
 
@@ -104,8 +104,10 @@ def test_given_parts_are_loaded_exactly_and_others_are_new(source, config, init,
 def test_frames_select_the_checkpoint(source, config):
     for index, frames in enumerate((0, 80, 160)):
         found = read_source(f"{source}@{frames}")
-        own = {name: x for name, x in found.leaves.items() if part_of(name) != "optimizer"}
-        assert_equal(own, {name: x for name, x in saved(source, index).items() if part_of(name)})
+        own = {name: x for name, x in found.leaves.items() if init_part_of(name) != "optimizer"}
+        assert_equal(
+            own, {name: x for name, x in saved(source, index).items() if init_part_of(name)}
+        )
         assert (found.frames, found.name) == (frames, f"{source}@{frames}")
     assert read_source(str(source)).name == f"{source}@160"
     listed = "has no checkpoint of 100 frames, expected one of @0, @80, @160"
@@ -368,9 +370,9 @@ def test_all_learned_parts_of_every_algorithm_are_loaded(algorithm):
         for name in module.state_dict()
     }
     names = {name for name, x in learner.state_dict().items() if isinstance(x, torch.Tensor)}
-    assert {name for name in names if part_of(name) == "normalization"} == norms & names
+    assert {name for name in names if init_part_of(name) == "normalization"} == norms & names
     leaves = {name: x.clone() for name, x in leaves_of([theirs[0].state_dict()]).items()}
-    held = {part_of(name) for name in leaves}
+    held = {init_part_of(name) for name in leaves}
     found = load_parts(ours, Source("theirs", "run", leaves), sorted(held))
     assert set(found.parts) == held >= {"actor", "optimizer"} and not found.unused
     assert_equal(leaves_of([learner.state_dict()]), leaves)

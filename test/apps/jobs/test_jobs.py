@@ -27,7 +27,12 @@ def configs_in(folder):
 def test_runs_here_and_in_subprocesses_are_equal(tmp_path):
     for where in ("here", "processes"):
         began, folder = [], tmp_path / where
-        given = {"at_once": 2, "folder": folder, "began": began.append, "logging.progress": False}
+        given = {
+            "at_once": 2,
+            "folder": folder,
+            "on_begin": began.append,
+            "logging.progress": False,
+        }
         ended = dict(Jobs(configs_in(folder), where, **given).ended())
         assert began == [0, 1] and sorted(ended) == [0, 1]
     assert ended[1] == tmp_path / "processes" / "seed1"
