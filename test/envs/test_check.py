@@ -13,7 +13,7 @@ from camps import (
 from scripted import Script
 from tensordict import TensorDict
 from torchrl.data import Categorical, Unbounded
-from torchrl.envs import RewardSum, StepCounter, TransformedEnv
+from torchrl.envs import ObservationNorm, RewardSum, StepCounter, TransformedEnv
 
 from torchrl_marl import AgentSpec
 from torchrl_marl.envs import MarlEnv, PadAgents, PettingZooEnv, VmasEnv, check_marl_env
@@ -187,6 +187,12 @@ def test_toys_pass(name):
 def test_groups_of_several_kinds_pass(cls, kwargs):
     check_marl_env(cls(E, seed=0, max_steps=5, **kwargs), n_steps=12)
     check_marl_env(TransformedEnv(cls(E, seed=0, max_steps=5, **kwargs), PadAgents()), n_steps=6)
+
+
+def test_transform_of_observations_passes():
+    """A partial reset returns the last output of the other envs before the transform."""
+    halved = ObservationNorm(loc=0.0, scale=0.5, in_keys=[("agents", "observation")])
+    check_marl_env(TransformedEnv(Arena(E, seed=0, max_steps=5), halved), n_steps=6)
 
 
 def test_vmas_passes():

@@ -335,13 +335,13 @@ def check_partial_reset(env: EnvBase, team: TeamSpec, seed: int, findings: Findi
     """Checks that a partial reset restarts only the requested envs."""
     if env.batch_size.numel() < 2:
         return
-    play = Play(env, team, seed)
-    before = play.step().carry
+    base = base_of(env)  # its transforms may change observations
+    before = Play(base, team, seed).step().carry
     reset_mask = torch.zeros_like(before.get("done"))
     reset_mask.view(-1)[0] = True
     others = ~reset_mask.squeeze(-1)
     # Calls _reset, because TorchRL's reset restores the data of the other envs.
-    after = dict(leaves(base_of(env)._reset(before.clone().set("_reset", reset_mask))))
+    after = dict(leaves(base._reset(before.clone().set("_reset", reset_mask))))
     for path, value in leaves(before.select(*team.groups)):
         found = after.get(path)
         if found is None or found.shape != value.shape or not bool(found[others].any()):
