@@ -252,3 +252,35 @@ def test_type_checking_imports_equal_lazy_imports(path):
         for name in names
     }
     assert seen == late
+
+
+def named_places():
+    """Places that strings name as ``module:name``, which are imported on first use."""
+    for path in MODULES:
+        for node in ast.walk(ast.parse((PACKAGE / path).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                module, colon, name = node.value.partition(":")
+                if colon and name.isidentifier() and is_own(module):
+                    yield path, module, name
+
+
+def test_places_named_in_strings_exist():
+    """A renamed function or class is renamed in the tables that name it, too."""
+    places = list(named_places())
+    assert len(places) > 20
+    files = {f"torchrl_marl.{name_of(path)}": path for path in MODULES}
+    for path, module, name in places:
+        assert module in files, f"{path} names {module}:{name}"
+        tree = ast.parse((PACKAGE / files[module]).read_text(encoding="utf-8"))
+        assert name in names_in(tree), f"{path} names {module}:{name}"
+
+
+def names_in(tree):
+    """Names that a module defines, imports or assigns."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, ast.alias):
+            yield node.asname or node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id

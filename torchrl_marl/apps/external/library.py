@@ -91,5 +91,5 @@ LIBRARY = Library(
     check=check_external,
     packages=("msgpack",),
     collector="torchrl_marl.apps.external.collector:external_collector",
-    declared="torchrl_marl.apps.external.collector:with_declared",
+    declared="torchrl_marl.apps.external.collector:with_declared_agents",
 )
