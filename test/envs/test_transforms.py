@@ -3,6 +3,7 @@
 import pytest
 import torch
 from contract import asking_reset, assert_same, base_of, draw_actions, play
+from torchrl import set_auto_unwrap_transformed_env
 from torchrl.data.tensor_specs import StackedComposite
 from torchrl.envs import (
     Compose,
@@ -17,6 +18,7 @@ from torchrl.envs.utils import MarlGroupMapType, step_mdp
 
 from torchrl_marl.envs import PadAgents
 from torchrl_marl.envs.toy import Arena, SpeakerListener
+from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.specs.stacking import pad_group, unpad_group
 
@@ -192,3 +194,10 @@ def test_padding_in_parallel_env():
     env = ParallelEnv(1, padded_speaker_and_listener, mp_start_method="spawn")
     assert env.rollout(3)["team", "action"].shape == (1, E, 3, 2, 3)
     env.close()
+
+
+def test_padding_joins_the_transforms_of_the_environment():
+    """TorchRL warns of a transformed environment in another, and resuming needs one level."""
+    summed = TransformedEnv(Arena(E, kinds=2, seed=0), RewardSum())
+    with set_auto_unwrap_transformed_env(False):
+        assert with_dense_groups(summed).base_env is summed.base_env

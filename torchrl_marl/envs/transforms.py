@@ -182,7 +182,7 @@ def with_dense_groups(env: EnvBase) -> EnvBase:
         for group in groups
         for spec in (env.full_observation_spec, env.full_action_spec)
     )
-    return TransformedEnv(env, PadAgents()) if lazy else env
+    return TransformedEnv(env, PadAgents(), auto_unwrap=True) if lazy else env
 
 
 class _PaddedComposite(Composite):
