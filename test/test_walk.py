@@ -97,7 +97,7 @@ def code_in(files):
 
 
 def named_in(path):
-    """Modules named in a file's strings, such as ``"torchrl_marl.envs.external_code:Own"``."""
+    """Modules named in a file's strings, such as ``"torchrl_marl.envs.toy.library:LIBRARY"``."""
     for node in ast.walk(ast.parse((PACKAGE / path).read_text(encoding="utf-8"))):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             package, _, inner = node.value.partition(":")[0].partition(".")
