@@ -16,7 +16,7 @@ from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.runtime.naming import file_name
 from torchrl_marl.runtime.trust import refuse_links
 from torchrl_marl.settings import to_yaml
-from torchrl_marl.training.config import TrainConfig, read_run_config
+from torchrl_marl.training.config import TrainConfig, read_run_config, seed_folders
 from torchrl_marl.training.origin import SIGNATURE, signed_yaml
 
 if sys.platform != "win32":
@@ -103,7 +103,7 @@ class RunFolder:
         """Removes the files of a failed start, except ``config.yaml``."""
         if not self.writes:
             return
-        for folder in (self.path, *(own.parent for own in self.path.glob("seed*/config.yaml"))):
+        for folder in (self.path, *seed_folders(self.path)):
             if not has_checkpoint(folder):
                 for name in _TABLES:
                     (folder / name).unlink(missing_ok=True)

@@ -175,8 +175,13 @@ class Member:
         self.agent_frames = 0
         self.evaluated: tuple[int, dict[str, float]] | None = None
 
-    def open(self, now: Progress) -> None:
-        """Opens the member's tables, without rows after ``now``, and writes its settings."""
+    def open(self, now: Progress, *, resumed: bool = False) -> None:
+        """Opens the member's tables, without rows after ``now``, and writes its settings.
+
+        Args:
+            now (Progress): progress of the population.
+            resumed (bool): whether the last iteration is evaluated again.
+        """
         if self.idle:
             return
         quiet = dataclasses.replace(self.config.logging, progress=False)
@@ -186,6 +191,7 @@ class Member:
             iterations=now.iteration - self.begun.iteration,
             frames=now.frames - self.begun.frames,
             done=True,
+            resumed=resumed,
         )
         self._write_config()
         sign_run(self.folder, self.config)
@@ -290,12 +296,16 @@ class Member:
         if self._config_is_outdated:
             self._write_config()
 
-    def end(self, now: Progress) -> None:
-        """Writes the summary."""
+    def complete_summary(self, now: Progress) -> None:
+        """Adds frames and times to the summary."""
         own = now.frames - self.begun.frames, now.seconds - self.begun.seconds
         self.summary |= summary_entries(self.config, *own)
+
+    def end(self, now: Progress) -> None:
+        """Writes the summary."""
+        self.complete_summary(now)
         write_summary(self.folder, self.summary)
-        self.recorder.summary(self.summary, own[0])
+        self.recorder.summary(self.summary, now.frames - self.begun.frames)
 
     def close(self) -> None:
         """Closes tables and loggers; releases the folder."""

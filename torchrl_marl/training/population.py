@@ -36,7 +36,7 @@ from torchrl_marl.training.member import (
 )
 from torchrl_marl.training.messages import print_message
 from torchrl_marl.training.part import Progress
-from torchrl_marl.training.progress import StopAtReturn, summary_entries
+from torchrl_marl.training.progress import StopAtReturn, summary_entries, write_summary
 from torchrl_marl.training.recorder import Recorder
 
 __all__ = ["Population", "environments_of_members", "learners_of_members"]
@@ -151,8 +151,9 @@ class Population:
             frames=now.frames,
             done=done,
         )
+        resumed = done and "return_after" not in self.run.summary  # interrupted before its end
         for member in self.members:
-            member.open(now)
+            member.open(now, resumed=resumed)
 
     def alone(self, i: int = 0) -> list[OnPolicyLearner]:
         """Builds the learners of an ordinary run that has a member's settings."""
@@ -339,13 +340,21 @@ class Population:
                 member.save(now.since(member.begun), own, learners)
 
     def end(self, now: Progress) -> None:
-        """Writes the members' summaries, and completes the population's summary."""
+        """Completes the summaries of the members and of the population."""
         for member in self.members:
-            member.end(now)
+            member.complete_summary(now)
         found = summary_entries(self.config, now.frames, now.seconds)
         found["members"] = len(self.members)
         found["frames_per_second"] *= len(self.members)  # of all members
         self.run.summary |= found
+
+    def write_summaries(self, now: Progress) -> None:
+        """Writes the summaries, after the last checkpoint: with one, a member has finished."""
+        write_summary(self.folder.path, self.run.summary)
+        self.recorder.summary(self.run.summary, now.frames)
+        for member in self.members:
+            if not member.idle:
+                member.end(now)
 
     def close(self) -> None:
         """Closes all tables and loggers, and releases the members' folders."""

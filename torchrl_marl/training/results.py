@@ -13,7 +13,12 @@ from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.messages import print_message
 from torchrl_marl.training.metrics import mean_return
 from torchrl_marl.training.part import Progress
-from torchrl_marl.training.progress import StopAtReturn, return_entries, summary_entries
+from torchrl_marl.training.progress import (
+    StopAtReturn,
+    return_entries,
+    summary_entries,
+    write_summary,
+)
 from torchrl_marl.training.recorder import Recorder
 from torchrl_marl.training.run import Run
 
@@ -211,6 +216,11 @@ class RunResults:
     def end(self, now: Progress) -> None:
         """Completes the summary."""
         self.run.summary |= summary_entries(self.config, now.frames, now.seconds)
+
+    def write_summaries(self, now: Progress) -> None:
+        """Writes the summary, after the last checkpoint."""
+        write_summary(self.folder.path, self.run.summary)
+        self.recorder.summary(self.run.summary, now.frames)
 
     def close(self) -> None:
         """Closes tables and loggers."""

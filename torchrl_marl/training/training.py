@@ -40,7 +40,6 @@ from torchrl_marl.training.progress import (
     evaluation_period,
     is_due,
     summary_entries,
-    write_summary,
 )
 from torchrl_marl.training.results import RunResults
 
@@ -460,8 +459,7 @@ class Training:
             self.run.summary |= summary_entries(self.config, self.frames, self.seconds)
         self.save()
         if self._run_folder.writes:
-            write_summary(self.folder, self.run.summary)
-            self.recorder.summary(self.run.summary, self.frames)
+            self.results.write_summaries(self.progress)
         if self.config.evaluation.gif:
             self._write_animation("episode.gif")
 
@@ -555,7 +553,9 @@ class Training:
         self.results.check(state)
         for name, part in self.parts.items():
             part.load_state_dict(state.get(name, {}))
-        self.iteration = self.saved_at = state["iteration"]
+        self.iteration = state["iteration"]
+        # Checkpoints of members follow that of the population, and a killed run may lack them.
+        self.saved_at = self.iteration if self.n_members == 1 else None
         self.seconds = state["seconds"]
         self.run.summary.update(state["summary"])
         load_learners(self.learners, state["learners"])

@@ -15,8 +15,12 @@ import pytest
 from torchrl_marl.apps.cli.main import main
 from torchrl_marl.apps.jobs.slurm import make_executor
 from torchrl_marl.apps.suites.board import Result, results_table
+from torchrl_marl.apps.suites.folder import check_folder
 from torchrl_marl.apps.suites.sweep import best_combination, make_sweep, parse_grid, run_sweep
 from torchrl_marl.errors import ConfigError
+from torchrl_marl.recipes import load_config
+from torchrl_marl.settings import to_yaml
+from torchrl_marl.training.training import Training
 
 RECIPE = "toy_matrix_game_mappo"
 # An import here would configure logging, which a run on Slurm avoids.
@@ -207,18 +211,40 @@ def test_logging_handlers_of_other_libraries_stay_open(tmp_path, monkeypatch):
 
 
 @pytest.mark.ray
-def test_ray_launcher(tmp_path):
+def test_ray_launcher_resumes_started_runs(tmp_path, monkeypatch):
     pytest.importorskip("ray")
-    results = run_sweep(
-        RECIPE,
-        {"learner.lr": [1e-3, 1e-2]},
-        seeds=1,
-        out=tmp_path / "out",
-        launcher="ray",
-        said=lambda text: None,
-        **SHORT,
-    )
+    given = {"seeds": 1, "out": tmp_path / "out", "said": lambda text: None, **SHORT}
+    grid = {"learner.lr": [1e-3, 1e-2]}
+
+    def fail(self):
+        raise RuntimeError("the power is off")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "step", fail)
+        results = run_sweep(RECIPE, grid, jobs=0, **given)
+    assert [result.state for result in results] == ["failed", "failed"]
+    results = run_sweep(RECIPE, grid, launcher="ray", resume=True, **given)
     assert [result.state for result in results] == ["finished", "finished"]
+
+
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [
+        ({"init_from": "first"}, {"init_from": "first@512"}),
+        ({"init_from": "first"}, {"init_from": "first/heavy@512"}),  # its last stage
+        (
+            {"learner.algorithm": "bc", "data.folder": "recorded"},
+            {"data.folder": str(Path("recorded").absolute())},
+        ),
+    ],
+)
+def test_settings_that_a_run_completes_do_not_prevent_resuming(tmp_path, given, written):
+    plan = make_sweep(RECIPE, {"learner.lr": [1e-3, 1e-2]}, seeds=1, settings=given)
+    for run in plan.runs:
+        (tmp_path / run.place).mkdir(parents=True)
+        completed = load_config(run.config, written)
+        (tmp_path / run.place / "config.yaml").write_text(to_yaml(completed))
+    check_folder(tmp_path, plan, resume=True)
 
 
 def test_unknown_launcher_raises(tmp_path):

@@ -133,6 +133,35 @@ def test_sweep_resumes_exactly_with_more_runs(tmp_path):
                 assert torch.equal(value, second[name]), name
 
 
+def test_separate_runs_are_not_joined_by_a_population(tmp_path):
+    grid = {"learner.lr": [1e-3, 4e-3]}
+    sweep(tmp_path / "out", seeds=1, grid=grid, together=False)
+    with pytest.raises(ConfigError, match="seed0' was trained alone, .* leave --together out"):
+        sweep(tmp_path / "out", seeds=2, grid=grid, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("method", "entry"),
+    [("save", "return_before"), ("save", "return_after"), ("save_members", "return_after")],
+)
+def test_killed_sweep_resumes_whatever_was_not_saved(tmp_path, monkeypatch, method, entry):
+    """It is killed after an evaluation, and before the checkpoint that follows."""
+    save = getattr(Training, method)
+
+    def killed(self, *state):
+        if entry in self.run.summary:
+            raise RuntimeError("killed")
+        save(self, *state)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, method, killed)
+        assert {one.state for one in sweep(tmp_path / "out", seeds=1)} == {"failed"}
+    for one in sweep(tmp_path / "out", seeds=1, resume=True):
+        rows = table(one.folder / "evaluation.csv")
+        assert [row["iteration"] for row in rows] == ["0", "3"]
+        assert "return_after" in load_latest(one.folder)[1]["summary"]
+
+
 def test_sweep_with_callbacks_resumes(tmp_path, monkeypatch):
     text = "from torchrl_marl import Callback\n\n\nclass Nothing(Callback):\n    pass\n"
     (tmp_path / "calls.py").write_text(text)

@@ -66,8 +66,8 @@ class Jobs:
         folder (Path): folder for all runs and the logs of the processes.
         on_begin (callable): called with a run's number when the run begins.
         on_poll (callable): called every half second with the numbers of the runs in progress.
-        resume (bool): whether interrupted runs are resumed with ``here``; with ``processes`` and
-            the others they always are.
+        resume (bool): whether interrupted runs are resumed with ``here`` and ``ray``; with
+            ``processes`` and ``slurm`` they always are.
         **overrides: further settings of all runs; ignored with ``ray``.
     """
 
@@ -176,7 +176,7 @@ class Jobs:
         from torchrl_marl.training.folder import check_folder
 
         placed = [_config_for_ray(config, number) for number, config in enumerate(self.configs)]
-        for config in placed:
+        for config in placed if not self.resume else ():
             check_folder(config)
         settings = self.configs[0].distributed
         connection = connect(settings.address, settings.cpus_per_actor)
@@ -368,7 +368,7 @@ def _outcomes_of_tasks(
         num_gpus=settings.gpus_per_actor,
         max_retries=settings.max_restarts,
     )
-    numbers = {task.remote(config): number for number, config in enumerate(configs)}
+    numbers = {task.remote(one, _is_own(one)): number for number, one in enumerate(configs)}
     left = list(numbers)
     try:
         while left:
@@ -394,13 +394,18 @@ def _task_outcome(ray: Any, result: Any, config: TrainConfig) -> Path | Exceptio
     return Path(str(config.folder))
 
 
-def _train_task(config: TrainConfig) -> None:
-    """Trains a run, or resumes it if Ray has restarted the task."""
+def _is_own(config: TrainConfig) -> bool:
+    """Returns whether a run is new, or the user trusts its folder."""
+    return is_trusting() or not (Path(str(config.folder)) / "config.yaml").is_file()
+
+
+def _train_task(config: TrainConfig, trust: bool) -> None:
+    """Trains a run, or resumes it if it was stopped or Ray has restarted the task."""
     from torchrl_marl.training import trainer
 
     folder = Path(str(config.folder))
     if (folder / "config.yaml").is_file():
-        trainer.resume(folder, trust=True)
+        trainer.resume(folder, trust=trust)
     else:
         trainer.train(config)
 
@@ -422,7 +427,7 @@ def train_all(configs: Sequence[TrainConfig]) -> Iterator[tuple[int, Path | Exce
     Raises:
         ConfigError: Ray is not available, or a folder is in use.
     """
-    yield from Jobs(configs, "ray").ended()  # type: ignore[misc]
+    yield from Jobs(configs, "ray", resume=False).ended()  # type: ignore[misc]
 
 
 # ------------------------------------------------------------------------------------------ seeds

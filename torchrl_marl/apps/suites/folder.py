@@ -205,7 +205,7 @@ def check_folder(out: Path, plan: Plan, *, resume: bool) -> None:
             before["callbacks"] = after.get("callbacks")
         for key in sorted(before.keys() | after.keys()):
             old, new = before.get(key), after.get(key)
-            if old != new:
+            if old != new and not (key == "init_from" and _is_same_source(old, new)):
                 raise ConfigError(
                     f"{key} of {run.task} with {run.algorithm} is {shown(new)}, but "
                     f"{str(out / run.place)!r} was started with {shown(old)}; use that value, "
@@ -215,7 +215,8 @@ def check_folder(out: Path, plan: Plan, *, resume: bool) -> None:
 
 
 def _compared_settings(config: TrainConfig) -> dict[str, Any]:
-    flat = flatten(dataclasses.asdict(config))
+    placed = dataclasses.replace(config, data=config.data.absolute())  # as a run writes them
+    flat = flatten(dataclasses.asdict(placed))
     return {
         key: value
         for key, value in flat.items()
@@ -228,6 +229,12 @@ def _compared_settings(config: TrainConfig) -> dict[str, Any]:
 def _is_assigned_by_run(key: str) -> bool:
     """Returns whether a run itself computes a setting when it starts, such as agents' clusters."""
     return key.startswith("groups.") and key.endswith(".sharing_index")
+
+
+def _is_same_source(before: str | None, now: str | None) -> bool:
+    """Returns whether a run has only added the frames, or the last stage, of its source."""
+    path, at, _ = str(before).rpartition("@")
+    return bool(at) and now in (path, str(Path(path).parent))
 
 
 def _check_new(out: Path, resume: bool) -> None:

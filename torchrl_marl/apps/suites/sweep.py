@@ -191,6 +191,7 @@ def _make_gather(
         if (folder / "config.yaml").is_file():
             config = read_run_config(folder)
         elif together and len(new) > 1:
+            _refuse_separate_runs(folder)
             config = population(new)
         names = [] if config is None else config.population.folders
         members = [run for run in runs if _member_name(run) in names]
@@ -205,6 +206,16 @@ def _make_gather(
         ]
 
     return gather
+
+
+def _refuse_separate_runs(folder: Path) -> None:
+    """Refuses to start a population in a folder with runs that were trained alone."""
+    known = sorted(path.parent for path in folder.glob("*/seed*/config.yaml"))
+    if known:
+        raise ConfigError(
+            f"{str(known[0])!r} was trained alone, so that the others cannot be one program in "
+            "this folder; leave --together out, or choose another --out."
+        )
 
 
 def _member_name(run: SuiteRun) -> str:
