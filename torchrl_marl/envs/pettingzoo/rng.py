@@ -38,10 +38,11 @@ class OwnRandom:
 
     def __init__(self, seed: int) -> None:
         self.uses_python = False
-        self._left = _N_WATCHED  # snapshots hold this attribute and those of seed()
-        self._swaps_python = True
-        self._outer_generator: Any = None
-        self._outer_python_state: Any = None
+        # Snapshots hold the attributes, so their names stay.
+        self._left = _N_WATCHED
+        self._look = True
+        self._outer: Any = None
+        self._outer_python: Any = None
         self.seed(seed)
 
     def seed(self, seed: int) -> None:
@@ -61,21 +62,21 @@ class OwnRandom:
             look (bool): True to swap Python's generator, too, and to record whether it was used.
         """
         self._left -= 1
-        self._swaps_python = look or self.uses_python or self._left > 0
+        self._look = look or self.uses_python or self._left > 0
         return self
 
     def __enter__(self) -> None:
-        self._outer_generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
+        self._outer = np.random.get_bit_generator()  # type: ignore[attr-defined]
         np.random.set_bit_generator(self._numpy)  # type: ignore[attr-defined]
-        if self._swaps_python:
-            self._outer_python_state = random.getstate()
+        if self._look:
+            self._outer_python = random.getstate()
             random.setstate(self._python)
 
     def __exit__(self, *raised: Any) -> None:
-        np.random.set_bit_generator(self._outer_generator)  # type: ignore[attr-defined]
-        if self._swaps_python:
+        np.random.set_bit_generator(self._outer)  # type: ignore[attr-defined]
+        if self._look:
             inner = random.getstate()
             self.uses_python = self.uses_python or inner != self._python
             self._python = inner
-            random.setstate(self._outer_python_state)
-        self._outer_generator = self._outer_python_state = None
+            random.setstate(self._outer_python)
+        self._outer = self._outer_python = None
