@@ -144,7 +144,7 @@ def test_separate_runs_are_not_joined_by_a_population(tmp_path):
     ("method", "entry"),
     [("save", "return_before"), ("save", "return_after"), ("save_members", "return_after")],
 )
-def test_killed_sweep_resumes_whatever_was_not_saved(tmp_path, monkeypatch, method, entry):
+def test_killed_sweep_resumes_without_missing_checkpoints(tmp_path, monkeypatch, method, entry):
     """It is killed after an evaluation, and before the checkpoint that follows."""
     save = getattr(Training, method)
 
