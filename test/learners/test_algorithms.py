@@ -146,6 +146,18 @@ class TestEntryPoints:
         assert load_config(TOY, ["learner=ippo"]).learner.algorithm == "ippo"
         assert "cannot be imported" in ALGORITHMS.words()["lazy"]
 
+    def test_broken_entry_point_is_imported_once(self, installed, tmp_path, monkeypatch):
+        code = (
+            "from pathlib import Path\nPath(__file__).with_suffix('.txt').open('a').write('x')\n1/0"
+        )
+        (tmp_path / "broken_algorithm.py").write_text(code)
+        monkeypatch.syspath_prepend(tmp_path)
+        installed("broken_algorithm:RECORD")
+        load_config(TOY)
+        for _ in range(2):
+            assert "cannot be imported (ZeroDivisionError" in refusal("learner=lazy")
+        assert (tmp_path / "broken_algorithm.txt").read_text() == "x"
+
     def test_entry_point_that_is_no_algorithm_raises(self, installed):
         installed(f"{__name__}:LazyConfig")
         assert "expected a torchrl_marl.learners.algorithms.Algorithm" in refusal("learner=lazy")

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from torchrl_marl.errors import ConfigError, nearest, quoted
-from torchrl_marl.settings.registry import Registry, load
+from torchrl_marl.settings.registry import Registry, import_object
 
 __all__ = [
     "BODIES",
@@ -192,7 +192,7 @@ def register_sharing(word: str, meaning: str, way: Maker, *, needs_index: bool =
 def _import_maker(maker: Maker | None) -> Callable[..., Any] | None:
     if not isinstance(maker, str):
         return maker
-    return load("a body or a way of sharing", maker)
+    return import_object("a body or a way of sharing", maker)
 
 
 def _checked(make: Callable[..., Any] | None, name: str) -> Callable[..., Any] | None:

@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from torchrl_marl.errors import ConfigError, UserError, quoted
 
-__all__ = ["Registry", "load"]
+__all__ = ["Registry", "import_object"]
 
 
 class Described(Protocol):
@@ -50,6 +50,7 @@ class Registry(Generic[T]):
     ) -> None:
         self.what, self.kind, self.group = what, kind, group
         self._known: dict[str, T | str] = dict(known)
+        self._failed: dict[str, UserError] = {}  # path of an entry point -> why it failed
 
     def names(self) -> tuple[str, ...]:
         """Returns all names, with those of installed packages last."""
@@ -66,7 +67,13 @@ class Registry(Generic[T]):
             yield word, found
 
     def words(self) -> dict[str, str]:
-        """Returns the description of each name, or why its object cannot be imported."""
+        """Returns the description of each name, or why its object cannot be imported.
+
+        Examples:
+            >>> from torchrl_marl.modules.registry import SHARINGS
+            >>> SHARINGS.words()["none"]
+            'a network for each agent'
+        """
         return {word: self._describe(word) for word in self.names()}
 
     def _describe(self, word: str) -> str:
@@ -88,7 +95,7 @@ class Registry(Generic[T]):
             point = self._entry_points().get(word)
             if point is None:
                 return None
-            found = point.value
+            found = self._load_entry_point(word, point.value)
         if isinstance(found, str):
             found = self.load(word, found)
         if not isinstance(found, self.kind):
@@ -98,13 +105,22 @@ class Registry(Generic[T]):
             )
         return found
 
+    def _load_entry_point(self, word: str, place: str) -> Any:
+        """Imports the object of an entry point, once even if that fails, since it can be slow."""
+        if place not in self._failed:
+            try:
+                return self.load(word, place)
+            except UserError as error:
+                self._failed[place] = error
+        raise self._failed[place].with_traceback(None)
+
     def load(self, word: str, place: str) -> Any:
         """Imports the object at ``"module:NAME"``.
 
         Raises:
             ConfigError: the module cannot be imported, or does not define ``NAME``.
         """
-        return load(f"{self.what} {quoted(word)}", place)
+        return import_object(f"{self.what} {quoted(word)}", place)
 
     def add(self, word: str, record: T) -> None:
         """Registers an object under a name.
@@ -131,7 +147,7 @@ class Registry(Generic[T]):
         return {point.name: point for point in points}
 
 
-def load(what: str, place: str) -> Any:
+def import_object(what: str, place: str) -> Any:
     """Imports the object at ``"module:NAME"``.
 
     Args:
@@ -140,6 +156,10 @@ def load(what: str, place: str) -> Any:
 
     Raises:
         ConfigError: the module cannot be imported, or does not define ``NAME``.
+
+    Examples:
+        >>> import_object("a circle", "math:pi")
+        3.141592653589793
     """
     module, _, name = place.partition(":")
     try:
