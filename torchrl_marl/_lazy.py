@@ -95,7 +95,7 @@ MOVED = {
     "modules.routed": "contrib.routed",
     "per_group": "functional.statistics",
     "population": "specs.joining",
-    "pruning": "apps.jobs.tuning",
+    "pruning": "apps.jobs.halving",
     "registry": "settings.registry",
     "seeds": "apps.jobs.jobs",
 }

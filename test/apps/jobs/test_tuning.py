@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from torchrl_marl.apps.cli.main import main
+from torchrl_marl.apps.jobs.halving import Halving
 from torchrl_marl.apps.jobs.trials import Trials
 from torchrl_marl.apps.jobs.tuning import Choice, parse_choice
 from torchrl_marl.errors import ConfigError
@@ -63,7 +64,8 @@ def test_tune_trains_populations_and_writes_the_best_recipe(tmp_path, capsys):
         (command[:3], "with learner.gamma=0.8..0.99, and learner.gamma=0.99 is asked for"),
         ([command[0], "toy_arena_mappo_hybrid", *command[2:]], "with recipe=toy_arena_mappo, "),
     ):
-        assert main([*other[:2], *options, *other[2:], "--trials", "6"]) == 2
+        kept = options if other[-1] != "total_frames=160" else [x for x in options if x != SMALL[0]]
+        assert main([*other[:2], *kept, *other[2:], "--trials", "6"]) == 2
         assert words in capsys.readouterr().err
     assert main([*command, "--trials", "6", *options, "threads=1"]) == 0
 
@@ -188,6 +190,26 @@ def test_invalid_tune_arguments_are_refused(arguments, words, capsys, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_search_killed_between_two_results_equals_an_uninterrupted_one(tmp_path, monkeypatch):
+    study = pytest.importorskip("optuna").Study
+    arguments = ["tune", "toy_arena_mappo", "learner.lr=1e-4..1e-2:log", "--together", "2", *SMALL]
+    tell, told = study.tell, []
+
+    def killed(self, number, *args, **options):
+        told.append(number)
+        if told == [0, 1, 2, 3]:
+            raise RuntimeError("killed")
+        return tell(self, number, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(study, "tell", killed)
+        with pytest.raises(RuntimeError, match="killed"):
+            main([*arguments, "--trials", "6", "--out", str(tmp_path / "killed")])
+    for name in ("killed", "whole"):
+        assert main([*arguments, "--trials", "6", "--out", str(tmp_path / name)]) == 0
+    assert rows_of(tmp_path / "killed") == rows_of(tmp_path / "whole")
+
+
 PRUNED = [
     "total_frames=640",
     "frames_per_batch=40",
@@ -295,3 +317,45 @@ def test_interrupted_search_with_pruning_resumes(tmp_path, monkeypatch, capsys, 
         table = list(csv.DictReader((out / row["folder"] / "metrics.csv").open()))
         frames = [int(line["frames"]) for line in table]
         assert frames == list(range(40, 40 * len(frames) + 1, 40))
+
+
+KILLED_BEFORE = [
+    (Trials, "finish", 8),
+    (Training, "save_members", 2),
+    (Trials, "_end_trial", 1),
+    (Halving, "record_end", 2),
+    (Trials, "_start_next_trial", 1),
+    (Trials, "_assign_trial", 2),
+    (Training, "save", 3),
+]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted_rows(tmp_path_factory):
+    pytest.importorskip("optuna")
+    out = tmp_path_factory.mktemp("whole") / "tuned"
+    assert pruned(out, 7) == 0
+    return rows_of(out)
+
+
+@pytest.mark.parametrize(("owner", "method", "call"), KILLED_BEFORE)
+def test_killed_search_equals_an_uninterrupted_one(
+    tmp_path, monkeypatch, uninterrupted_rows, owner, method, call
+):
+    original, calls = getattr(owner, method), []
+
+    def killed(self, *args, **options):
+        calls.append(method)
+        if len(calls) == call:
+            raise RuntimeError("killed")
+        return original(self, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, method, killed)
+        patch.setattr(Training, "leave", Training.close)  # a killed process saves nothing
+        with pytest.raises(RuntimeError, match="killed"):
+            pruned(tmp_path / "tuned", 7)
+    assert pruned(tmp_path / "tuned", 7) == 0
+    assert rows_of(tmp_path / "tuned") == uninterrupted_rows
+    for row in uninterrupted_rows:
+        assert (tmp_path / "tuned" / row["folder"] / "summary.json").exists()

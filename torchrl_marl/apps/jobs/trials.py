@@ -39,8 +39,12 @@ class TrialScheduler(Protocol):
 
     rungs: Sequence[int]
 
-    def next(self) -> tuple[int, dict[str, float]] | None:
-        """Returns the number and the settings of the next trial; None if no trial is left."""
+    def next(self, running: Sequence[int | None]) -> tuple[int, dict[str, float]] | None:
+        """Returns the number and the settings of the next trial; None if no trial is left.
+
+        Args:
+            running (sequence of int): the trials that run; others without an end start again.
+        """
 
     def is_finished(self, trial: int) -> bool:
         """Returns whether a trial has ended already."""
@@ -48,7 +52,7 @@ class TrialScheduler(Protocol):
     def should_prune(self, trial: int, frames: int, value: float) -> bool:
         """Records a trial's value at a rung, and returns whether to prune it."""
 
-    def ended(self, trial: int, value: float | None, *, pruned: bool) -> None:
+    def record_end(self, trial: int, value: float | None, *, pruned: bool) -> None:
         """Records an ended trial's value, which is None if the trial was pruned or has diverged."""
 
 
@@ -97,6 +101,7 @@ class Trials(Part):
         self.numbers: list[int | None] = list(range(size))
         self.fitness = Fitness(size)
         self._next_rung = [0] * size
+        self._ending: dict[int, tuple[float | None, bool]] = {}  # value and pruned, by member
         self._base_lr = torch.stack([learner.settings["lr"].cpu() for learner in learners])
         self._updates_at_start = torch.zeros_like(
             self._base_lr
@@ -111,21 +116,37 @@ class Trials(Part):
     # -------------------------------------------------------------------------------- next trial
 
     def replace_ended(self, training: Training) -> None:
-        """After an interruption, starts new trials in place of the trials that had ended."""
-        is_finished = [
-            i for i, x in enumerate(self.numbers) if x is None or self.scheduler.is_finished(x)
-        ]
-        for i in is_finished:
-            self._end_member(i, training.progress)
-            self._start_next_trial(i, training.progress)
-        if not all(self.population.members[i].idle for i in is_finished):
+        """Ends the trials that are over, and starts new trials in their places.
+
+        A checkpoint is written before and after, so that a killed search continues from either.
+        """
+        if self._ending:
+            training.save()
+        before, now = list(self.numbers), training.progress
+        for i, number in enumerate(before):
+            if number is None or i in self._ending or self.scheduler.is_finished(number):
+                self._end_trial(i, now)
+                self._start_next_trial(i, now)
+        if self.numbers != before:
             training.saved_at = None
             training.save()
+
+    def _end_trial(self, i: int, now: Progress) -> None:
+        """Ends a member's run, and records the end of its trial unless it is recorded already."""
+        number, member = self.numbers[i], self.population.members[i]
+        if not member.idle:
+            member.end(now)
+            member.close()
+            member.idle = True
+        if number is not None and not self.scheduler.is_finished(number):
+            value, pruned = self._ending[i]
+            self.scheduler.record_end(number, value, pruned=pruned)
 
     def _start_next_trial(self, i: int, now: Progress) -> None:
         """Begins the next trial in the place of a member, if a trial is left."""
         self.numbers[i] = None
-        proposed = self.scheduler.next()
+        self._ending.pop(i, None)
+        proposed = self.scheduler.next(self.numbers)
         if proposed is None:
             return
         number, settings = proposed
@@ -187,15 +208,9 @@ class Trials(Part):
         if not over:
             return
         found = self._evaluate_complete_trials(whole, now)
-        training.save_members(training.state_dict())
-        for i in sorted(over):
-            number = self.numbers[i]
-            assert number is not None
-            self._end_member(i, now)
-            self.scheduler.ended(number, found.get(i), pruned=not diverged[i])
-            self._start_next_trial(i, now)
+        self._ending = {i: (found.get(i), not diverged[i]) for i in over}
         training.saved_at = None
-        training.save()
+        self.replace_ended(training)
 
     def _trained_frames(self, i: int, now: Progress) -> int:
         return now.frames - self.population.members[i].begun.frames
@@ -221,14 +236,6 @@ class Trials(Part):
             member.note("after", results[i])
         return {i: results[i]["return_mean"] for i in whole}
 
-    def _end_member(self, i: int, now: Progress) -> None:
-        """Ends a member's run, so that the member is free for another trial."""
-        member = self.population.members[i]
-        if not member.idle:
-            member.end(now)
-            member.close()
-            member.idle = True
-
     # ------------------------------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:
@@ -238,6 +245,7 @@ class Trials(Part):
             "settings": [self._member_settings(i) for i in range(len(self.numbers))],
             "begun": [tuple(member.begun) for member in self.population.members],
             "reached": list(self._next_rung),
+            "ending": dict(self._ending),
             "fitness": self.fitness.state_dict(),
             "updates": [self._base_lr, self._updates_at_start, self._updates_before],
         }
@@ -258,6 +266,7 @@ class Trials(Part):
                         i, number, state["settings"][i], Progress(*state["begun"][i])
                     )
         self._next_rung = list(state["reached"])
+        self._ending = dict(state.get("ending", {}))  # earlier versions did not write it down
         self.fitness.load_state_dict(state["fitness"])
         self._base_lr, self._updates_at_start, self._updates_before = (
             x.clone() for x in state["updates"]

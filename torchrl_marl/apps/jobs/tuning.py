@@ -1,11 +1,6 @@
 """Tuning: Optuna proposes settings; each is a trial, and populations train trials in parallel.
 
-With pruning, trials are the members of one population, and successive halving may end them early.
-At each rung (a sixty-fourth, a sixteenth and a quarter of the run), a trial continues only if its
-return is in the best quarter of the returns seen at this rung. A new trial takes the place of a
-pruned one.
-
-Reference: Li et al., 2020, https://arxiv.org/abs/1810.05934 (ASHA).
+With pruning, :mod:`~torchrl_marl.apps.jobs.halving` ends poor trials early.
 """
 
 from __future__ import annotations
@@ -24,23 +19,28 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from torchrl_marl.apps.jobs.halving import (
+    Halving,
+    failed_state,
+    prune_trials,
+    pruner_of,
+    rungs_of,
+)
 from torchrl_marl.apps.jobs.jobs import train_or_resume
-from torchrl_marl.apps.jobs.trials import Trials
 from torchrl_marl.errors import ConfigError, MissingExtraError, NonFiniteError, closest, quoted
 from torchrl_marl.learners.capabilities import VARYING
 from torchrl_marl.recipes import load_config
-from torchrl_marl.settings import flatten, override, shown
+from torchrl_marl.settings import flatten, shown
 from torchrl_marl.settings.layers import plain
 from torchrl_marl.training.config import TrainConfig, read_run_config, seed_folders
 from torchrl_marl.training.files import explain_write_errors, open_atomically, open_to_append
-from torchrl_marl.training.folder import RunFolder, has_checkpoint
+from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.origin import signed_yaml
-from torchrl_marl.training.trainer import finish, resume_training, start_training
 
 if TYPE_CHECKING:
     from torchrl_marl.training.run import Run
 
-__all__ = ["Choice", "Halving", "parse_choice", "tune"]
+__all__ = ["Choice", "parse_choice", "tune"]
 
 _RANGE = re.compile(r"(?P<low>[^.:\s]+(?:\.\d[^.:\s]*)?)\.\.(?P<high>[^:\s]+?)(?P<log>:log)?")
 
@@ -309,7 +309,7 @@ def _fail_diverged_trials(study: Any, log: Callable[[str], None]) -> Iterator[No
     except NonFiniteError as error:
         for trial in study.get_trials(deepcopy=False):
             if not trial.state.is_finished():
-                study.tell(trial.number, state=_failed_state())
+                study.tell(trial.number, state=failed_state())
         if not _complete_trials(study):
             raise
         log(f"trials failed: {error}")
@@ -331,17 +331,10 @@ def _run_trials(
     log: Callable[[str], None],
 ) -> None:
     """Trains a population of proposed trials, or resumes an interrupted one."""
-    running = [trial for trial in study.get_trials() if not trial.state.is_finished()]
     size = base.population.size
-    _check_size(folder, running, size)
-    proposed_all = all(c.name in trial.params for trial in running for c in choices)
-    if len(running) not in (0, size) or not proposed_all:  # interrupted while proposing
-        for trial in running:
-            study.tell(trial.number, state=_failed_state())
-        running = []
-    if running:
-        numbers = [trial.number for trial in running]
-        proposed = [trial.params for trial in running]
+    numbers = _interrupted_population(study, choices, folder, size)
+    if numbers:
+        proposed = [study.get_trials(deepcopy=False)[number].params for number in numbers]
     else:
         asked = [study.ask() for _ in range(size)]
         numbers = [trial.number for trial in asked]
@@ -353,8 +346,10 @@ def _run_trials(
     best = study.best_value if any(t.value is not None for t in _ended_trials(study)) else -math.inf
     for number, member in zip(numbers, cast(Any, run).members):
         value = _final_return(member)
+        if study.get_trials(deepcopy=False)[number].state.is_finished():
+            continue  # recorded before an interruption
         if value is None:
-            study.tell(number, state=_failed_state())
+            study.tell(number, state=failed_state())
             continue
         study.tell(number, value)
         if value > best:
@@ -363,14 +358,36 @@ def _run_trials(
             log(f"trial {number}: return {value:.4g} with {shown} ({member.folder})")
 
 
-def _check_size(folder: Path, running: Sequence[Any], size: int) -> None:
+def _interrupted_population(
+    study: Any, choices: Sequence[Choice], folder: Path, size: int
+) -> list[int]:
+    """Returns the trials of a population whose training or results are incomplete; else none.
+
+    Raises:
+        ConfigError: they were trained in a population of another size.
+    """
+    running = [trial for trial in study.get_trials() if not trial.state.is_finished()]
+    if not running:
+        return []
+    at = running[0].number
+    for population in sorted(folder.glob("trials_*"), reverse=True):
+        first, members = _first_trial(population), len(seed_folders(population))
+        if first <= at < first + members and (population / "checkpoints").exists():
+            _check_size(folder, members, size)
+            return list(range(first, first + size))
+    if len(running) == size and all(c.name in x.params for x in running for c in choices):
+        return [trial.number for trial in running]
+    for trial in running:  # interrupted while proposing
+        study.tell(trial.number, state=failed_state())
+    return []
+
+
+def _check_size(folder: Path, members: int, size: int) -> None:
     """Refuses another size for a population whose training was interrupted."""
-    if len(running) in (0, size):
-        return
-    if (_population_folder(folder, running[0].number) / "checkpoints").exists():
+    if members != size:
         raise ConfigError(
-            f"{str(folder)!r} has {len(running)} unfinished trials, trained together; resume it "
-            f"with --together {len(running)}, or give another --out."
+            f"{str(folder)!r} has {members} unfinished trials, trained together; resume it "
+            f"with --together {members}, or give another --out."
         )
 
 
@@ -379,15 +396,13 @@ def _population_folder(folder: Path, first: int) -> Path:
     return folder / f"trials_{first:04d}"
 
 
+def _first_trial(population: Path) -> int:
+    return int(population.name.partition("_")[2])
+
+
 def _final_return(member: Run) -> float | None:
     value = member.summary.get("return_after")
     return value if value is not None and math.isfinite(value) else None
-
-
-def _failed_state() -> Any:
-    from optuna.trial import TrialState
-
-    return TrialState.FAIL
 
 
 def _write_table(study: Any, choices: Sequence[Choice], folder: Path) -> None:
@@ -406,9 +421,8 @@ def _trial_folders(folder: Path) -> dict[int, str]:
     """Returns the run folder of each trial, by the trial's number."""
     found = {}
     for population in sorted(folder.glob("trials_*")):
-        first = int(population.name.partition("_")[2])
         for i, member in enumerate(seed_folders(population)):
-            found[first + i] = os.path.relpath(member, folder)
+            found[_first_trial(population) + i] = os.path.relpath(member, folder)
     return found
 
 
@@ -425,156 +439,3 @@ def _write_best(study: Any, folder: Path) -> Path:
             f"{study.best_value:.4g}, in {place}.\n" + signed_yaml(own)
         )
     return folder / "best.yaml"
-
-
-_REDUCTION = 4
-_MAX_RUNGS = 3
-
-
-def rungs_of(config: TrainConfig) -> list[int]:
-    """Returns the environment steps at which trials are compared, ascending.
-
-    Args:
-        config (TrainConfig): settings of each trial.
-
-    Raises:
-        ConfigError: the run is too short for a rung, the algorithm is off-policy, or there are
-            schedules. All members would share a schedule, although their trials begin at different
-            times.
-
-    Examples:
-        >>> rungs_of(TrainConfig(total_frames=640_000, frames_per_batch=6_400))
-        [10000, 40000, 160000]
-        >>> rungs_of(TrainConfig(total_frames=64_000, frames_per_batch=6_400))
-        [16000]
-    """
-    learners = {"learner.": config.learner}
-    learners |= {f"groups.{name}.": override(config, "groups", name) for name in config.groups}
-    for at, learner in learners.items():
-        if learner.algorithm not in ("mappo", "ippo"):
-            raise ConfigError(
-                f"{at}algorithm is {learner.algorithm!r}, expected mappo or ippo with --prune: "
-                "others would learn from the replay buffer of the trial before; leave --prune out."
-            )
-        for name in ("lr_schedule", "entropy_schedule"):
-            if getattr(learner, name, "constant") != "constant":
-                raise ConfigError(
-                    f"{at}{name} is {quoted(getattr(learner, name))}, expected constant with "
-                    "--prune, since trials begin at different times; use "
-                    f"{at}{name}=constant, or leave --prune out."
-                )
-    longest = math.log(config.total_frames / config.frames_per_batch, _REDUCTION)
-    count = min(_MAX_RUNGS, int(longest + 1e-9))
-    if count < 1:
-        raise ConfigError(
-            f"total_frames is {config.total_frames}, expected {_REDUCTION} times frames_per_batch "
-            f"({config.frames_per_batch}) or more with --prune; leave --prune out."
-        )
-    return [config.total_frames // _REDUCTION**k for k in range(count, 0, -1)]
-
-
-def pruner_of(rungs: Sequence[int]) -> Any:
-    """Returns an Optuna pruner with the given rungs; without rungs, the pruner never prunes."""
-    import optuna
-
-    if not rungs:
-        return optuna.pruners.NopPruner()
-    return optuna.pruners.SuccessiveHalvingPruner(
-        min_resource=rungs[0], reduction_factor=_REDUCTION, min_early_stopping_rate=0
-    )
-
-
-@dataclass
-class Halving:
-    """Scheduler of a population of trials, backed by an Optuna study.
-
-    Args:
-        study (optuna.Study): study with a pruner from :func:`pruner_of`.
-        suggest (callable): maps a trial to the values of its tuned settings, by name.
-        trials (int): total number of trials.
-        rungs (sequence of int): environment steps from :func:`rungs_of`.
-        log (callable): called with a line of text for each ended trial.
-    """
-
-    study: Any
-    suggest: Callable[[Any], dict[str, float]]
-    trials: int
-    rungs: Sequence[int]
-    log: Callable[[str], None]
-
-    def first(self, count: int) -> list[dict[str, float]]:
-        """Returns the settings of the first trials; proposes the trials that the study lacks."""
-        while len(self._all_trials()) < count:
-            self.study.ask()
-        return [self.suggest(self._trial_by_number(number)) for number in range(count)]
-
-    def next(self) -> tuple[int, dict[str, float]] | None:
-        """Returns the number and the learner settings of the next trial."""
-        if len(self._all_trials()) >= self.trials:
-            return None
-        trial = self.study.ask()
-        settings = self.suggest(trial)
-        return trial.number, {name.removeprefix("learner."): x for name, x in settings.items()}
-
-    def is_finished(self, trial: int) -> bool:
-        """Returns whether the study records a trial as ended."""
-        return self._all_trials()[trial].state.is_finished()
-
-    def should_prune(self, trial: int, frames: int, value: float) -> bool:
-        """Reports a trial's value at a rung, and returns whether to prune it."""
-        asked = self._trial_by_number(trial)
-        asked.report(value, frames)
-        return asked.should_prune()
-
-    def ended(self, trial: int, value: float | None, *, pruned: bool) -> None:
-        """Records the end of a trial in the study."""
-        from optuna.trial import TrialState
-
-        known = self._all_trials()[trial]
-        settings = ", ".join(f"{name}={x:.4g}" for name, x in known.params.items())
-        if value is not None and math.isfinite(value):
-            self.study.tell(trial, value)
-            best = " (the best so far)" if self.study.best_trial.number == trial else ""
-            self.log(f"trial {trial}: return {value:.4g} with {settings}{best}")
-            return
-        diverged = value is not None or not pruned
-        self.study.tell(trial, state=TrialState.FAIL if diverged else TrialState.PRUNED)
-        frames = max(known.intermediate_values, default=0)
-        ending = "diverged" if diverged else f"pruned after {frames:,} frames"
-        self.log(f"trial {trial}: {ending} with {settings}")
-
-    def forget(self, running: Sequence[int | None]) -> None:
-        """Marks unfinished trials as failed if they no longer run, as after a killed process."""
-        for trial in self._all_trials():
-            if not trial.state.is_finished() and trial.number not in running:
-                self.study.tell(trial.number, state=_failed_state())
-
-    def _all_trials(self) -> list[Any]:
-        return self.study.get_trials(deepcopy=False)
-
-    def _trial_by_number(self, number: int) -> Any:
-        from optuna.trial import Trial
-
-        return Trial(self.study, self._all_trials()[number]._trial_id)
-
-
-def prune_trials(scheduler: Halving, base: TrainConfig, folder: Path) -> None:
-    """Trains all trials in one population, with pruning; resumes an interrupted search.
-
-    Args:
-        scheduler (Halving): proposes trials and prunes them.
-        base (TrainConfig): settings of each trial; ``population.size`` trials run in parallel.
-        folder (Path): folder of the search.
-    """
-    where, trials = folder / "trials_0000", partial(Trials, scheduler=scheduler)
-    if has_checkpoint(where):
-        training = resume_training(where, None, trials=trials)
-    else:
-        first = scheduler.first(base.population.size)
-        vary = {name: [own[name] for own in first] for name in first[0]}
-        population = replace(base.population, vary=vary)
-        logging = replace(base.logging, progress=False)  # they do not end together
-        config = replace(base, population=population, folder=str(where), logging=logging)
-        training = start_training(config, None, trials=trials)
-    scheduler.forget(training.trials.numbers)
-    finish(training)
