@@ -6,9 +6,9 @@ Shapes: B any batch dims, T time, N agents, G groups that are trained as one.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from tensordict import NestedKey, TensorDictBase, unravel_key
@@ -42,6 +42,29 @@ _MIN_GAP_PER_SHIFT = 1e-5
 # Steps of which a critic's activations fit into a processor's cache; twice as many or half as many
 # take about the same time.
 _CACHED_CHUNK = 2048
+
+
+class _Steps(NamedTuple):
+    """The arguments of :func:`~torchrl_marl.functional.gae`, ``[*B, T, N, 1]`` each."""
+
+    reward: Tensor
+    value: Tensor
+    next_value: Tensor
+    done: Tensor
+    terminated: Tensor
+
+    def of_unit_values(self) -> _Steps:
+        """Returns these steps without rewards, and with 1 for all values."""
+        ones = torch.ones_like(self.value)
+        return self._replace(reward=torch.zeros_like(ones), value=ones, next_value=ones)
+
+    def with_open_transitions(self, complete: Tensor) -> _Steps:
+        """Returns these steps, where an open transition keeps its estimated value."""
+        return self._replace(
+            reward=torch.where(complete, self.reward, self.value),
+            done=self.done | ~complete,
+            terminated=self.terminated | ~complete,
+        )
 
 
 class TeamGAE(MultiAgentGAE):
@@ -153,95 +176,106 @@ class TeamGAE(MultiAgentGAE):
         time_dim: int | None = None,
     ) -> TensorDictBase:
         """Writes advantage, value target and value into a batch ``[*B, T]``."""
-        keys = self.tensor_keys
-        data = tensordict
+        keys, data = self.tensor_keys, tensordict
         if self.group is not None:
             data = with_flags(self.group, self.group.dense(tensordict))
         mask = None if self.mask_key is None else data.get(self.mask_key)
+        turns = mask if self.bootstrap == "agent" else None
         with torch.no_grad():
-            following = self._next_step(data)
-            if self.remembers:
-                following = self._run_recurrent_critic(tensordict, data, following, params)
-                value = tensordict.get(self.tensor_keys.value)
-            else:
-                value = self._value_of_steps(data, params)
-            with set_recurrent_mode(False):  # TorchRL sets it in all losses
-                following_params = params if target_params is None else target_params
-                if self.fast_values and not self.remembers and following_params is params:
-                    next_value = self._next_value(data, following, value, params)
-                else:
-                    next_value = self._value_of_steps(following, following_params)
-            reward, done, terminated = (
-                self._signal_per_agent(data, key, value)
-                for key in (keys.reward, keys.done, keys.terminated)
-            )
-            agents_have_rewards = data.get(("next", keys.reward)).ndim == value.ndim
-            centering = self.centering and self.training
-            # These determine the part of a shift of all values that reaches the targets.
-            unit_value = next_unit_value = torch.ones_like(value) if centering else value
-            open_reward = torch.zeros_like(value) if centering else reward
-            turns, learned = mask if self.bootstrap == "agent" else None, mask
-            if mask is not None and turns is None:
-                alive, next_seen = self._alive_mask(data), following.get(self.mask_key)
-                only_learning = partial(self._only_learning, data)  # opponents do not count
-                sources = self._value_sources(only_learning(mask), only_learning(alive))
-                value = share(value, alive, sources, self.per_group)
-                next_alive = next_seen | (alive & self._next_alive_mask(following))
-                next_sources = self._value_sources(
-                    only_learning(next_seen), only_learning(next_alive)
-                )
-                next_value = share(next_value, next_alive, next_sources, self.per_group)
-                if centering:  # without such steps there is nothing to shift
-                    unit_value = share(unit_value, alive, sources, self.per_group)
-                    next_unit_value = share(
-                        next_unit_value, next_alive, next_sources, self.per_group
-                    )
-                if self.group is not None and self.group.respawns:
-                    value, next_value = self._fill_steps_without_agents(
-                        value, next_value, alive, next_alive, done
-                    )
-                    if centering:
-                        unit_value, next_unit_value = self._fill_steps_without_agents(
-                            unit_value, next_unit_value, alive, next_alive, done
-                        )
-                if agents_have_rewards:
-                    reward = share(reward, alive, only_learning(alive), self.per_group)
-            elif turns is not None:
-                complete = transition_complete(
-                    done, terminated, following.get(self.mask_key).unsqueeze(-1)
-                )
+            value, next_value, following = self._values(tensordict, data, params, target_params)
+            reward, done, terminated = self._signals(data, mask, value)
+            steps = [_Steps(reward, value, next_value, done, terminated)]
+            if self.centering and self.training:
+                # The second estimate is the change of the first if all values shift by 1.
+                steps.append(steps[0].of_unit_values())
+            learned = mask
+            if turns is not None:
+                complete = self._complete_transitions(steps[0], following)
+                steps = [one.with_open_transitions(complete) for one in steps]
                 learned = turns & complete.squeeze(-1)
-                if agents_have_rewards and self.group is not None:
-                    reward = own_reward(self.group, data, reward)
-                # An open transition keeps its estimated value.
-                reward = torch.where(complete, reward, value)
-                if centering:
-                    open_reward = (~complete).to(value.dtype)
-                done, terminated = done | ~complete, terminated | ~complete
+            elif mask is not None:
+                steps = self._share_values(data, mask, following, steps)
             if self.group is not None:
-                loss_mask = learning_mask(data, self.group, learned)
-                if loss_mask is not learned or turns is not None:
-                    tensordict.set(self.group.key("loss_mask"), loss_mask)
-                learned = loss_mask
-            estimate, shift = self._make_estimate(data, learned, turns), None
-            advantage, value_target = estimate(reward, value, next_value, done, terminated)
-            if centering:
-                advantage_per_shift, target_per_shift = estimate(
-                    open_reward, unit_value, next_unit_value, done, terminated
-                )
-                shift = self._mean_matching_shift(
-                    value_target - value, unit_value - target_per_shift, learned
-                )
-                shift_per_agent = self._shift_per_agent(shift)
-                advantage, value_target = (
-                    advantage + advantage_per_shift * shift_per_agent,
-                    value_target + target_per_shift * shift_per_agent,
-                )
-            value = self._update_value_norm(value_target, value, learned, shift)
+                learned = learning_mask(data, self.group, learned)
+                if learned is not mask:
+                    tensordict.set(self.group.key("loss_mask"), learned)
+            advantage, value_target, value = self._estimate(data, learned, turns, *steps)
         tensordict.set(keys.advantage, advantage)
         tensordict.set(keys.value_target, value_target)
         tensordict.set(keys.value, value)
         return tensordict
+
+    def _values(
+        self,
+        tensordict: TensorDictBase,
+        data: TensorDictBase,
+        params: TensorDictBase | None,
+        target_params: TensorDictBase | None,
+    ) -> tuple[Tensor, Tensor, TensorDictBase]:
+        """Returns the values of each step and of its next step, and the next steps."""
+        following = self._next_step(data)
+        if self.remembers:
+            following = self._run_recurrent_critic(tensordict, data, following, params)
+            value = tensordict.get(self.tensor_keys.value)
+        else:
+            value = self._value_of_steps(data, params)
+        following_params = params if target_params is None else target_params
+        with set_recurrent_mode(False):  # TorchRL sets it in all losses
+            if self.fast_values and not self.remembers and following_params is params:
+                next_value = self._next_value(data, following, value, params)
+            else:
+                next_value = self._value_of_steps(following, following_params)
+        return value, next_value, following
+
+    def _signals(
+        self, data: TensorDictBase, mask: Tensor | None, value: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns each agent's rewards and end flags."""
+        keys = self.tensor_keys
+        reward, done, terminated = (
+            self._signal_per_agent(data, key, value)
+            for key in (keys.reward, keys.done, keys.terminated)
+        )
+        agents_have_rewards = data.get(("next", keys.reward)).ndim == value.ndim
+        if mask is not None and agents_have_rewards:
+            if self.bootstrap == "team":
+                alive = self._alive_mask(data)
+                sources = self._only_learning(data, alive)  # opponents do not count
+                reward = share(reward, alive, sources, self.per_group)
+            elif self.group is not None:
+                reward = own_reward(self.group, data, reward)
+        return reward, done, terminated
+
+    def _complete_transitions(self, steps: _Steps, following: TensorDictBase) -> Tensor:
+        """Returns whether each agent's transition ends within the batch."""
+        seen = following.get(self.mask_key).unsqueeze(-1)
+        return transition_complete(steps.done, steps.terminated, seen)
+
+    def _share_values(
+        self,
+        data: TensorDictBase,
+        mask: Tensor,
+        following: TensorDictBase,
+        steps: Sequence[_Steps],
+    ) -> list[_Steps]:
+        """Gives dead agents the mean value of the living agents of their group."""
+        alive, next_seen = self._alive_mask(data), following.get(self.mask_key)
+        next_alive = next_seen | (alive & self._next_alive_mask(following))
+        only_learning = partial(self._only_learning, data)
+        sources, next_sources = (
+            self._value_sources(only_learning(seen), only_learning(living))
+            for seen, living in ((mask, alive), (next_seen, next_alive))
+        )
+        shared = []
+        for one in steps:
+            value = share(one.value, alive, sources, self.per_group)
+            next_value = share(one.next_value, next_alive, next_sources, self.per_group)
+            if self.group is not None and self.group.respawns:
+                value, next_value = self._fill_steps_without_agents(
+                    value, next_value, alive, next_alive, one.done
+                )
+            shared.append(one._replace(value=value, next_value=next_value))
+        return shared
 
     def _fill_steps_without_agents(
         self, value: Tensor, next_value: Tensor, alive: Tensor, next_alive: Tensor, done: Tensor
@@ -259,6 +293,26 @@ class TeamGAE(MultiAgentGAE):
         )
         next_value = fill_next(next_value, any_next_alive, done, gamma=gamma)
         return torch.where(any_alive, value, gamma * torch.where(done, 0.0, next_value)), next_value
+
+    def _estimate(
+        self,
+        data: TensorDictBase,
+        learned: Tensor | None,
+        turns: Tensor | None,
+        steps: _Steps,
+        unit_steps: _Steps | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns advantages, value targets and values; updates the value norm."""
+        estimate, value, shift = self._make_estimate(data, learned, turns), steps.value, None
+        advantage, value_target = estimate(*steps)
+        if unit_steps is not None:
+            advantage_per_shift, target_per_shift = estimate(*unit_steps)
+            gaps = value_target - value, unit_steps.value - target_per_shift
+            shift = self._mean_matching_shift(*gaps, learned)
+            shift_per_agent = self._shift_per_agent(shift)
+            advantage = advantage + advantage_per_shift * shift_per_agent
+            value_target = value_target + target_per_shift * shift_per_agent
+        return advantage, value_target, self._update_value_norm(value_target, value, learned, shift)
 
     def _make_estimate(
         self, data: TensorDictBase, learned: Tensor | None, turns: Tensor | None

@@ -9,6 +9,7 @@ import pytest
 
 from torchrl_marl.apps.cli.main import main
 from torchrl_marl.apps.suites import make_plan, read_suite, suite_names
+from torchrl_marl.apps.suites.board import Board, read_result
 from torchrl_marl.apps.suites.plan import Pace, seconds_left
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.algorithms import ALGORITHMS
@@ -179,6 +180,18 @@ def test_seconds_left():
     assert seconds_left(left, paces) == pytest.approx(41.0)
     assert seconds_left([(a, 0)], {}) == 0.0
     assert seconds_left([(a, 1)], {a: Pace(0, 5.0)}) is None
+
+
+def test_forecast_counts_the_seconds_of_one_program_once(suite, tmp_path, monkeypatch):
+    """Ten seeds, of which half of the frames took 50 s, need another 50 s."""
+    runs = make_plan(suite, tasks="short", seeds=10).runs
+    board = Board({run.place: read_result(tmp_path, run) for run in runs}, 1, bar=False)
+    monkeypatch.setattr("time.monotonic", lambda: 100.0)
+    board.began(*(run.place for run in runs))
+    monkeypatch.setattr("time.monotonic", lambda: 150.0)
+    monkeypatch.setattr("torchrl_marl.apps.suites.board.frames_of", lambda folder: 500)
+    board.show(run.place for run in runs)
+    assert board.seconds_left() == pytest.approx(50.0)
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,8 @@ class Board:
         bar: bool = True,
     ) -> None:
         self._results, self._jobs, self._log = results, jobs, log
-        self._running: dict[Path, tuple[float, int]] = {}  # start time and frames at the start
+        # Start time, frames at the start, and number of runs of the same program.
+        self._running: dict[Path, tuple[float, int, int]] = {}
         self._frames = {place: self._current_frames(place) for place in results}
         self._bar = tqdm(
             desc=f"{len(results)} runs",
@@ -72,9 +73,10 @@ class Board:
         total = self._total_frames(place)
         return total if result.finished else min(total, frames_of(result.folder))
 
-    def began(self, place: Path) -> None:
-        """Records the start of a run."""
-        self._running[place] = time.monotonic(), self._frames[place]
+    def began(self, *places: Path) -> None:
+        """Records the start of a run, or of runs that are one program."""
+        for place in places:
+            self._running[place] = time.monotonic(), self._frames[place], len(places)
 
     def show(self, working: Iterable[Path]) -> None:
         """Updates the bar with the progress of the runs that are training."""
@@ -118,8 +120,8 @@ class Board:
                 seconds = result.elapsed or float(result.summary.get("seconds") or 0)
                 pace = Pace(self._total_frames(place), seconds)
             elif place in self._running:
-                began, frames = self._running[place]
-                pace = Pace(self._frames[place] - frames, now - began)
+                began, frames, together = self._running[place]
+                pace = Pace(self._frames[place] - frames, (now - began) / together)
             if pace.frames > 0:
                 paces[result.run.pair] = paces.get(result.run.pair, Pace()) + pace
         states = ("failed", "finished")

@@ -342,8 +342,7 @@ class _SuiteRunner:
         began: dict[int, float] = {}
 
         def begin(number: int) -> None:
-            for run in self.waiting[number][1]:
-                self.board.began(run.place)
+            self.board.began(*(run.place for run in self.waiting[number][1]))
             began[number] = time.monotonic()
 
         jobs = Jobs(
