@@ -226,49 +226,76 @@ def group_from_env(
             f"group {name!r} of {type(env).__name__} has no 'observation', found "
             f"{list(observation_group_spec.keys())}; rename it with torchrl.envs.RenameTransform."
         )
-    rewards = set(env.full_reward_spec_unbatched.keys(True, True))
-    dones = set(env.full_done_spec_unbatched.keys(True, True))
-    agent_done = (name, "done") in dones
-    end = (lambda flag: (name, flag)) if agent_done else (lambda flag: flag)
     if members is None:
-        observation_spec = observation_group_spec["observation"]
         action_spec = env.full_action_spec_unbatched[name, "action"]
-        leaves, kinds = [observation_spec], (0,) * len(agent_names)
-        states = _spec_of_each_agent(observation_group_spec.get("state", None), len(agent_names))
-        _check_masks(name, observation_group_spec, action_spec, (len(agent_names),))
+        specs = _specs_of_equal_agents(name, observation_group_spec, action_spec, len(agent_names))
     else:
-        for member in members:
-            _check_masks(name, member, member["action"], ())
-        leaves = [member["observation"] for member in members]
-        observation_spec = torch.stack(leaves, 0)
-        action_spec = torch.stack([member["action"] for member in members], 0)
-        kinds = _kinds_by_equal_specs(members)
-        states = [member.get("state", None) for member in members]
-    kinds = _declared_kinds(env, name, len(agent_names)) or kinds
+        specs = _specs_of_members(name, members)
+    if kinds := _declared_kinds(env, name, len(agent_names)):
+        specs["kinds"] = kinds
     return GroupSpec(
         name=name,
         agent_names=tuple(agent_names),
-        observation_spec=observation_spec,
-        action_spec=action_spec,
-        action_key=(name, "action"),
-        reward_key=(name, "reward") if (name, "reward") in rewards else "reward",
-        done_key=end("done"),
-        terminated_key=end("terminated"),
-        truncated_key=end("truncated") if end("truncated") in dones else None,
-        observation_keys=_observation_keys(name, leaves),
-        mask_key=(name, "mask") if "mask" in observation_group_spec.keys() else None,
-        action_mask_key=(name, "action_mask")
-        if "action_mask" in observation_group_spec.keys()
-        else None,
+        **specs,
+        **_keys_in_env(env, name, observation_group_spec),
         state_key=None if state_spec is None else "state",
         state_spec=state_spec,
-        **_agent_state_fields(name, states),
-        agent_done=agent_done,
         members=members,
-        kinds=kinds,
         in_turns=_base_env_attribute(env, "in_turns") is True,
         respawns=_base_env_attribute(env, "respawns") is True,
     )
+
+
+def _specs_of_equal_agents(
+    name: str, observation_group_spec: Composite, action_spec: TensorSpec, n_agents: int
+) -> dict[str, Any]:
+    """Returns the fields of a group whose agents have equal specs."""
+    _check_masks(name, observation_group_spec, action_spec, (n_agents,))
+    observation_spec = observation_group_spec["observation"]
+    states = _spec_of_each_agent(observation_group_spec.get("state", None), n_agents)
+    return {
+        "observation_spec": observation_spec,
+        "action_spec": action_spec,
+        "observation_keys": _observation_keys(name, [observation_spec]),
+        "kinds": (0,) * n_agents,
+        **_agent_state_fields(name, states),
+    }
+
+
+def _specs_of_members(name: str, members: Sequence[Composite]) -> dict[str, Any]:
+    """Returns the fields of a group with one spec for each agent."""
+    for member in members:
+        _check_masks(name, member, member["action"], ())
+    leaves = [member["observation"] for member in members]
+    return {
+        "observation_spec": torch.stack(leaves, 0),
+        "action_spec": torch.stack([member["action"] for member in members], 0),
+        "observation_keys": _observation_keys(name, leaves),
+        "kinds": _kinds_by_equal_specs(members),
+        **_agent_state_fields(name, [member.get("state", None) for member in members]),
+    }
+
+
+def _keys_in_env(env: EnvBase, name: str, observation_group_spec: Composite) -> dict[str, Any]:
+    """Returns the keys under which an environment has a group's entries."""
+    rewards = set(env.full_reward_spec_unbatched.keys(True, True))
+    dones = set(env.full_done_spec_unbatched.keys(True, True))
+    agent_done = (name, "done") in dones
+    done, terminated, truncated = (
+        (name, flag) if agent_done else flag for flag in ("done", "terminated", "truncated")
+    )
+    return {
+        "action_key": (name, "action"),
+        "reward_key": (name, "reward") if (name, "reward") in rewards else "reward",
+        "done_key": done,
+        "terminated_key": terminated,
+        "truncated_key": truncated if truncated in dones else None,
+        "agent_done": agent_done,
+        **{
+            f"{leaf}_key": (name, leaf) if leaf in observation_group_spec.keys() else None
+            for leaf in ("mask", "action_mask")
+        },
+    }
 
 
 def _spec_of_each_agent(spec: TensorSpec | None, n_agents: int) -> Sequence[TensorSpec | None]:

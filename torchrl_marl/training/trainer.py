@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import math
 import weakref
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,29 +122,17 @@ def resume_training(
     folder = open_run_folder(ranks, lambda: RunFolder(path))
     try:
         with named(path):
-            if before.env.library == "own" and env is None:
-                raise ConfigError(
-                    "this run was started with an environment object; pass it in Python: "
-                    "torchrl_marl.training.resume(folder, env=...)."
-                )
+            _refuse_missing_environment(before, env)
             if not on_rank_zero(ranks, lambda: has_checkpoint(path)):
                 return _start_over(folder, config, env, ranks, trials, callback_objects)
             checkpoint_path, state = on_rank_zero(ranks, lambda: load_latest(path, resuming=True))
             trained = settings_of(state, checkpoint_path) or before
             check_unchanged(trained, requested, before, path / "config.yaml")
-            if "trials" in state and trials is None:
-                raise CheckpointError(
-                    f"{str(path)!r} holds the trials of a tuning; resume it with the "
-                    "`torchrl-marl tune` command that started it, or resume the folder of one "
-                    "trial in it."
-                )
+            _refuse_trials(state, trials, path)
             if config.execution == "auto":  # from a version that had only eager execution
                 config = dataclasses.replace(config, execution="eager")
-            options: dict[str, Any] = {
-                "ranks": ranks,
-                "trials": trials,
-                "callbacks": callback_objects,
-            }
+            options: dict[str, Any] = {"ranks": ranks, "trials": trials}
+            options["callbacks"] = callback_objects
             training = Training(config, folder, env, **options)
             with trusting(trust), explain_misfit(checkpoint_path):
                 training.load_state_dict(state)
@@ -156,6 +144,25 @@ def resume_training(
     except BaseException:
         folder.release()
         raise
+
+
+def _refuse_missing_environment(config: TrainConfig, env: EnvBase | None) -> None:
+    """Refuses to resume without the environment object with which the run was started."""
+    if config.env.library == "own" and env is None:
+        raise ConfigError(
+            "this run was started with an environment object; pass it in Python: "
+            "torchrl_marl.training.resume(folder, env=...)."
+        )
+
+
+def _refuse_trials(state: Mapping[str, Any], trials: Trials, path: Path) -> None:
+    """Refuses to resume the trials of a tuning as an ordinary population."""
+    if "trials" in state and trials is None:
+        raise CheckpointError(
+            f"{str(path)!r} holds the trials of a tuning; resume it with the "
+            "`torchrl-marl tune` command that started it, or resume the folder of one "
+            "trial in it."
+        )
 
 
 def _resolve_callbacks(
@@ -219,19 +226,8 @@ def _start_new_run(
         source = on_rank_zero(ranks, lambda: read_source(given))
         config = dataclasses.replace(config, init_from=source.name)  # with its frames
     if env is not None:
-        env_config = dataclasses.replace(
-            config.env,
-            library="own",
-            name=type(env).__name__,
-            num_envs=env.batch_size.numel(),
-            max_steps=time_limit(env),
-            kwargs={},
-        )
-        config = dataclasses.replace(config, env=env_config)
-        config.check_learners()
-    if folder.writes:  # early, to allow a restart if the run is killed while it starts
-        write_config(folder.path, config)
-        sign_run(folder.path, config)
+        config = _with_own_environment(config, env)
+    _write_settings(folder, config)  # early, to allow a restart if the run is killed meanwhile
     training = Training(config, folder, env, ranks=ranks, trials=trials, callbacks=callbacks)
     if source is not None:
         start_from(training, source)
@@ -239,17 +235,42 @@ def _start_new_run(
         refuse_large_store(
             learner, groups.values(), training.device, training.config.population.size
         )
-    if folder.writes:  # again, now with the clusters and execution that were found
-        write_config(folder.path, training.config)
-        sign_run(folder.path, training.config)
+    _write_settings(folder, training.config)  # now with the clusters and execution that were found
     training.open()
-    frames = config.total_frames
-    num_envs = training.num_envs // config.population.size
+    _report_rounded_frames(training)
+    return training
+
+
+def _with_own_environment(config: TrainConfig, env: EnvBase) -> TrainConfig:
+    """Returns settings that describe an environment object."""
+    env_config = dataclasses.replace(
+        config.env,
+        library="own",
+        name=type(env).__name__,
+        num_envs=env.batch_size.numel(),
+        max_steps=time_limit(env),
+        kwargs={},
+    )
+    config = dataclasses.replace(config, env=env_config)
+    config.check_learners()
+    return config
+
+
+def _write_settings(folder: RunFolder, config: TrainConfig) -> None:
+    """Writes and signs the settings of a run, unless another process does."""
+    if folder.writes:
+        write_config(folder.path, config)
+        sign_run(folder.path, config)
+
+
+def _report_rounded_frames(training: Training) -> None:
+    """Prints the number of frames if whole batches have more than ``total_frames``."""
+    config = training.config
+    frames, num_envs = config.total_frames, training.num_envs // config.population.size
     batch = math.ceil(config.frames_per_batch / num_envs) * num_envs
     if frames % batch:
         n = math.ceil(frames / batch)
         print_message(f"total_frames is {frames:,}; {n * batch:,} are trained: {n} times {batch:,}")
-    return training
 
 
 def _start_over(
@@ -271,27 +292,41 @@ def _continue_run(
     training: Training, before: TrainConfig, folder: RunFolder, trained: TrainConfig
 ) -> None:
     """Continues a run with settings that may have changed."""
-    frames, summary, stopping = training.frames, training.run.summary, training.results.stopping
-    total, old_total = training.config.total_frames, trained.total_frames
-    if total != old_total and total < frames:
-        edited = total == before.total_frames
-        fix = (
-            f"restore {old_total} in {str(folder.path / 'config.yaml')!r}"
-            if edited
-            else "leave it out"
-        )
-        raise ConfigError(
-            f"total_frames is {total}, but the run has {frames} already; give more, or {fix}."
-        )
-    if total != old_total:
+    extended = training.config.total_frames != trained.total_frames
+    if extended:
+        _check_total_frames(training, before, trained)
         for part in training.parts.values():
             part.extend()
     if training.environments.own is None and folder.writes:
         sign_run(training.folder, training.config)  # the run is trusted already
     if not training.done:
+        summary = training.run.summary
         for key in [k for k in summary if k.endswith("return_after")]:
             del summary[key]
-    elif "return_after" in summary:
+    _report_continuation(training, extended)
+    training.open()
+    if training.config != before and folder.writes:
+        write_config(folder.path, training.config)  # late, since opening tables may fail
+
+
+def _check_total_frames(training: Training, before: TrainConfig, trained: TrainConfig) -> None:
+    """Refuses fewer frames than the run has already."""
+    total, frames = training.config.total_frames, training.frames
+    if total >= frames:
+        return
+    fix = "leave it out"
+    if total == before.total_frames:  # the file was edited
+        fix = f"restore {trained.total_frames} in {str(training.folder / 'config.yaml')!r}"
+    raise ConfigError(
+        f"total_frames is {total}, but the run has {frames} already; give more, or {fix}."
+    )
+
+
+def _report_continuation(training: Training, extended: bool) -> None:
+    """Prints that a run is finished already, or that it has been extended."""
+    frames, total = training.frames, training.config.total_frames
+    stopping = training.results.stopping
+    if training.done and "return_after" in training.run.summary:
         hint = f"total_frames={2 * total}"
         if stopping.reached:
             hint = f"a higher stop_at_return than {stopping.limit:g}"
@@ -299,16 +334,11 @@ def _continue_run(
             f"run {str(training.folder)!r} is finished, with {frames:,} frames; "
             f"add {hint} to --resume to train further"
         )
-    if total != old_total and not training.done:
+    if extended and not training.done:
         print_message(
             f"continues from {frames:,} to {total:,} frames; linear schedules and "
             "unshare_at follow the new total"
         )
-    training.open()
-    if (
-        training.config != before and folder.writes
-    ):  # late, since opening tables or loggers may fail
-        write_config(folder.path, training.config)
 
 
 def write_config(folder: Path, config: TrainConfig) -> None:

@@ -323,7 +323,7 @@ KILLED_BEFORE = [
     (Trials, "finish", 8),
     (Training, "save_members", 2),
     (Trials, "_end_trial", 1),
-    (Halving, "record_end", 2),
+    (Halving, "ended", 2),
     (Trials, "_start_next_trial", 1),
     (Trials, "_assign_trial", 2),
     (Training, "save", 3),

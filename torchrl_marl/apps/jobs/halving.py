@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.folder import has_checkpoint
 from torchrl_marl.training.trainer import finish, resume_training, start_training
 
-__all__ = ["Halving", "failed_state", "prune_trials", "pruner_of", "rungs_of"]
+__all__ = ["Halving", "prune_trials", "pruner_of", "rungs_of"]
 
 _REDUCTION = 4
 _MAX_RUNGS = 3
@@ -99,6 +99,7 @@ class Halving:
     trials: int
     rungs: Sequence[int]
     log: Callable[[str], None]
+    _lost: list[int] = field(default_factory=list, init=False)
 
     def first(self, count: int) -> list[dict[str, float]]:
         """Returns the settings of the first trials; proposes the trials that the study lacks."""
@@ -106,17 +107,21 @@ class Halving:
             self.study.ask()
         return [self.suggest(self._trial_by_number(number)) for number in range(count)]
 
-    def next(self, running: Sequence[int | None]) -> tuple[int, dict[str, float]] | None:
-        """Returns the number and the learner settings of the next trial.
-
-        Trials that neither run nor have ended come first, as after a killed process.
-        """
-        lost = [x.number for x in self._unfinished_trials() if x.number not in running]
-        if not lost and len(self._all_trials()) >= self.trials:
+    def next(self) -> tuple[int, dict[str, float]] | None:
+        """Returns the number and the learner settings of the next trial."""
+        if not self._lost and len(self._all_trials()) >= self.trials:
             return None
-        number = lost[0] if lost else self.study.ask().number
+        number = self._lost.pop(0) if self._lost else self.study.ask().number
         settings = self.suggest(self._trial_by_number(number))
         return number, {name.removeprefix("learner."): x for name, x in settings.items()}
+
+    def restart_lost(self, running: Sequence[int | None]) -> None:
+        """Lets unfinished trials that no member runs come next, as after a killed process."""
+        self._lost = [
+            trial.number
+            for trial in self._all_trials()
+            if not trial.state.is_finished() and trial.number not in running
+        ]
 
     def is_finished(self, trial: int) -> bool:
         """Returns whether the study records a trial as ended."""
@@ -128,7 +133,7 @@ class Halving:
         asked.report(value, frames)
         return asked.should_prune()
 
-    def record_end(self, trial: int, value: float | None, *, pruned: bool) -> None:
+    def ended(self, trial: int, value: float | None, *, pruned: bool) -> None:
         """Records the end of a trial in the study."""
         from optuna.trial import TrialState
 
@@ -147,9 +152,6 @@ class Halving:
 
     def _all_trials(self) -> list[Any]:
         return self.study.get_trials(deepcopy=False)
-
-    def _unfinished_trials(self) -> list[Any]:
-        return [trial for trial in self._all_trials() if not trial.state.is_finished()]
 
     def _trial_by_number(self, number: int) -> Any:
         from optuna.trial import Trial
@@ -175,11 +177,5 @@ def prune_trials(scheduler: Halving, base: TrainConfig, folder: Path) -> None:
         logging = replace(base.logging, progress=False)  # they do not end together
         config = replace(base, population=population, folder=str(where), logging=logging)
         training = start_training(config, None, trials=trials)
+    scheduler.restart_lost(training.trials.numbers)
     finish(training)
-
-
-def failed_state() -> Any:
-    """Returns Optuna's state of a failed trial."""
-    from optuna.trial import TrialState
-
-    return TrialState.FAIL

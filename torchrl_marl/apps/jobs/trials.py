@@ -39,12 +39,8 @@ class TrialScheduler(Protocol):
 
     rungs: Sequence[int]
 
-    def next(self, running: Sequence[int | None]) -> tuple[int, dict[str, float]] | None:
-        """Returns the number and the settings of the next trial; None if no trial is left.
-
-        Args:
-            running (sequence of int): the trials that run; others without an end start again.
-        """
+    def next(self) -> tuple[int, dict[str, float]] | None:
+        """Returns the number and the settings of the next trial; None if no trial is left."""
 
     def is_finished(self, trial: int) -> bool:
         """Returns whether a trial has ended already."""
@@ -52,7 +48,7 @@ class TrialScheduler(Protocol):
     def should_prune(self, trial: int, frames: int, value: float) -> bool:
         """Records a trial's value at a rung, and returns whether to prune it."""
 
-    def record_end(self, trial: int, value: float | None, *, pruned: bool) -> None:
+    def ended(self, trial: int, value: float | None, *, pruned: bool) -> None:
         """Records an ended trial's value, which is None if the trial was pruned or has diverged."""
 
 
@@ -140,13 +136,13 @@ class Trials(Part):
             member.idle = True
         if number is not None and not self.scheduler.is_finished(number):
             value, pruned = self._ending[i]
-            self.scheduler.record_end(number, value, pruned=pruned)
+            self.scheduler.ended(number, value, pruned=pruned)
 
     def _start_next_trial(self, i: int, now: Progress) -> None:
         """Begins the next trial in the place of a member, if a trial is left."""
         self.numbers[i] = None
         self._ending.pop(i, None)
-        proposed = self.scheduler.next(self.numbers)
+        proposed = self.scheduler.next()
         if proposed is None:
             return
         number, settings = proposed

@@ -21,7 +21,6 @@ import numpy as np
 
 from torchrl_marl.apps.jobs.halving import (
     Halving,
-    failed_state,
     prune_trials,
     pruner_of,
     rungs_of,
@@ -309,7 +308,7 @@ def _fail_diverged_trials(study: Any, log: Callable[[str], None]) -> Iterator[No
     except NonFiniteError as error:
         for trial in study.get_trials(deepcopy=False):
             if not trial.state.is_finished():
-                study.tell(trial.number, state=failed_state())
+                study.tell(trial.number, state=_failed_state())
         if not _complete_trials(study):
             raise
         log(f"trials failed: {error}")
@@ -349,7 +348,7 @@ def _run_trials(
         if study.get_trials(deepcopy=False)[number].state.is_finished():
             continue  # recorded before an interruption
         if value is None:
-            study.tell(number, state=failed_state())
+            study.tell(number, state=_failed_state())
             continue
         study.tell(number, value)
         if value > best:
@@ -378,7 +377,7 @@ def _interrupted_population(
     if len(running) == size and all(c.name in x.params for x in running for c in choices):
         return [trial.number for trial in running]
     for trial in running:  # interrupted while proposing
-        study.tell(trial.number, state=failed_state())
+        study.tell(trial.number, state=_failed_state())
     return []
 
 
@@ -403,6 +402,12 @@ def _first_trial(population: Path) -> int:
 def _final_return(member: Run) -> float | None:
     value = member.summary.get("return_after")
     return value if value is not None and math.isfinite(value) else None
+
+
+def _failed_state() -> Any:
+    from optuna.trial import TrialState
+
+    return TrialState.FAIL
 
 
 def _write_table(study: Any, choices: Sequence[Choice], folder: Path) -> None:
