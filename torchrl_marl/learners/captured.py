@@ -6,7 +6,7 @@ Shapes: U updates, G groups of a loss.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, cast
 
@@ -260,47 +260,54 @@ class CapturedUpdates(Updates):
 
     def _take_step(self, minibatch: TensorDictBase) -> Tensor:
         """Takes one step of the optimizer; returns a row of metrics, the KL divergences first."""
-        total, metrics, counts = self.evaluate(minibatch)
-        of_all = dict(
-            zip(
-                self._parameters_with_state,
-                torch.autograd.grad(total, self._parameters_with_state, allow_unused=True),
-            )
-        )
-        found = {p: gradient for p, gradient in of_all.items() if gradient is not None}
-        parameters = list(found)
-        if counts:
-            from torchrl_marl.learners.shards import reduce_gradients
-
-            gradients, metrics = reduce_gradients(
-                current(), self.objectives, [*found.values()], metrics, counts
-            )
-            found = dict(zip(parameters, gradients))
+        gradients, metrics = self._gradients(minibatch)
         with torch.no_grad():
             for name, clip in self.clips.items():
-                of_clip = [found.get(parameter) for parameter in clip.parameters]
+                of_clip = [gradients.get(parameter) for parameter in clip.parameters]
                 metrics[name, "grad_norm"] = clip.scale(of_clip)
                 if self.members is not None:
                     self.members.note(metrics[name, "grad_norm"])
-            columns = [self.stop.kl_of_update(metrics)]
-            columns += [value.reshape(-1) for value in metrics.values()]
-            ends = pairwise(accumulate(map(len, columns)))
-            self._columns = {key: slice(*own) for key, own in zip(metrics, ends)}
-            row = torch.cat(columns)
-            rate = self.stop.rate
-            lr, shares = (self._lr, []) if rate is None else self.stop.rates_of(parameters)
-            move(
-                self.optimizer,
-                parameters,
-                list(found.values()),
-                lr=lr,
-                skip=self.stop.all,
-                frozen=self.stop.frozen(parameters),
-                shares=shares,
-                members=self.members,
-            )
+            row = self._row(metrics)
+            self._step_optimizer(gradients)
             self._call_after()
             return row
+
+    def _gradients(self, minibatch: TensorDictBase) -> tuple[dict[Tensor, Tensor], History]:
+        """Returns the gradient of each parameter that the losses reach, and the metrics."""
+        total, metrics, counts = self.evaluate(minibatch)
+        parameters = self._parameters_with_state
+        gradients = torch.autograd.grad(total, parameters, allow_unused=True)
+        found = {p: own for p, own in zip(parameters, gradients) if own is not None}
+        if not counts:
+            return found, metrics
+        from torchrl_marl.learners.shards import reduce_gradients
+
+        of_ranks = current(), self.objectives, [*found.values()], metrics, counts
+        reduced, metrics = reduce_gradients(*of_ranks)
+        return dict(zip(found, reduced)), metrics
+
+    def _row(self, metrics: History) -> Tensor:
+        """Returns the KL divergences and the metrics as one row, and remembers their columns."""
+        columns = [self.stop.kl_of_update(metrics)]
+        columns += [value.reshape(-1) for value in metrics.values()]
+        ends = pairwise(accumulate(map(len, columns)))
+        self._columns = {key: slice(*own) for key, own in zip(metrics, ends)}
+        return torch.cat(columns)
+
+    def _step_optimizer(self, gradients: Mapping[Tensor, Tensor]) -> None:
+        """Moves the parameters by one step of the optimizer."""
+        parameters, rate = list(gradients), self.stop.rate
+        lr, shares = (self._lr, []) if rate is None else self.stop.rates_of(parameters)
+        move(
+            self.optimizer,
+            parameters,
+            list(gradients.values()),
+            lr=lr,
+            skip=self.stop.all,
+            frozen=self.stop.frozen(parameters),
+            shares=shares,
+            members=self.members,
+        )
 
     def _call_after(self) -> None:
         """Calls ``after``, and undoes its changes once all groups have stopped."""
