@@ -34,6 +34,7 @@ def refusal(recipe, *texts):
         (TOY, ["learner.huber_delta=3", "learner.loss_critic_type=l2"], "is huber"),
         (TOY, ["learner.value_norm=false", "learner.value_norm_decay=0.5"], "value_norm is true"),
         (TOY, ["learner.entropy_coeff=0", "learner.entropy_schedule=linear"], "is not 0"),
+        (TOY, ["evaluation.count=4", "evaluation.every_frames=1600"], "evaluation.count is null"),
         (TOY, ["learner.actor.mask_ratio=0.3"], "learner.actor.sharing is masks"),
         (TOY, ["learner.critic.mask_seed=3"], "learner.critic.sharing is masks"),
         (TOY, ["learner.critic.n_clusters=3"], "learner.critic.sharing is clusters"),

@@ -27,7 +27,7 @@ from torchrl_marl.recipes import (
 from torchrl_marl.runtime.applications import import_application
 from torchrl_marl.runtime.torchrun import place
 from torchrl_marl.runtime.trust import refuse_links, trusting
-from torchrl_marl.settings import flatten, normalized, unfold
+from torchrl_marl.settings import flatten, normalized, unfold, unread
 from torchrl_marl.training.config import TrainConfig, read_run_config
 from torchrl_marl.training.folder import check_folder, has_checkpoint
 from torchrl_marl.training.origin import (
@@ -154,6 +154,9 @@ def resume(
             # A setting of an edited file may contradict others.
             _check_unchanged_settings(Path(folder), before, config)
             raise
+    for key, text in unread(config).items():
+        if key in given:
+            raise ConfigError(f"{text}; leave {key} out.")
     check_compiler_cache()
     check_device(config)
     check_logging(config.logging)

@@ -68,8 +68,9 @@ def write_run(
         (folder / "metrics.csv").write_text("\n".join(trained) + "\n")
     (folder / "evaluation.csv").write_text("\n".join(evaluated) + "\n")
     if finished:
-        summary = {"return_random": random, "return_heuristic": None, "frames": int(frames[-1])}
-        (folder / "summary.json").write_text(json.dumps(summary))
+        end = None if np.isnan(returns[-1]) else float(returns[-1])
+        summary = {"return_random": random, "return_heuristic": None, "return_after": end}
+        (folder / "summary.json").write_text(json.dumps({**summary, "frames": int(frames[-1])}))
     return folder
 
 

@@ -151,6 +151,12 @@ def test_more_frames_in_the_file_continue_training(run, tmp_path, capsys):
     assert_equal(final_state(whole.folder)["learners"], final_state(run)["learners"])
 
 
+def test_settings_without_effect_are_refused_on_resume(run):
+    given = {"evaluation.count": 2, "evaluation.every_frames": 64}
+    with pytest.raises(ConfigError, match=r"read only where evaluation\.count is null; leave"):
+        resume(run, **given)
+
+
 def test_fewer_frames_than_trained_raise(run):
     edit(run, "total_frames: 480", "total_frames: 160")
     with pytest.raises(ConfigError, match="total_frames is 160.* has 240 already.*restore 480 in"):

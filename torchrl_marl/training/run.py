@@ -306,7 +306,8 @@ class Run:
             env (EnvBase, optional): environment to use in place of the run's.
 
         Raises:
-            ConfigError: the agent or the format is unknown, or the actor cannot be split by agent.
+            ConfigError: the agent or the format is unknown, the actor cannot be split by agent, or
+                the folder holds an agent that is not of this team.
             MissingExtraError: a package is not installed.
             UserError: the actions of a program differ from the team's.
         """
@@ -315,6 +316,8 @@ class Run:
         set_precision(policy, "float32")
         agents = exporting.find_agents(policy, agent)
         folder = self.folder / "export" if folder is None else Path(folder)
+        if agent is None:
+            exporting.refuse_agents_but(agents, folder)
         folders = exporting.export_agents(agents, folder, format)
         players = {name: exporting.Player(own, trust=True) for name, own in folders.items()}
         seed = self.config.seed

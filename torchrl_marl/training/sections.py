@@ -91,7 +91,7 @@ def check_until(run: TrainConfig) -> None:
 class EvaluationConfig:
     """Evaluation of the policy on whole episodes."""
 
-    every_frames: Count | None = None
+    every_frames: Annotated[Count | None, ReadWhere("count", None)] = None
     """Frames between two evaluations during training; null: only before and after training."""
     count: Count | None = None
     """Number of evaluations after the first one, evenly spaced up to the end of training; null: by

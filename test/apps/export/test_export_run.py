@@ -6,6 +6,7 @@ from runs import small_config
 import torchrl_marl
 from torchrl_marl.apps.cli import main as cli
 from torchrl_marl.apps.export import Player
+from torchrl_marl.errors import ConfigError
 from torchrl_marl.training.run import Run
 
 pytestmark = pytest.mark.clients
@@ -35,6 +36,21 @@ def test_export_command(run, capsys):
     assert first.split() == ["novice_1_0", str(run.folder / "export" / "novice_1_0")]
     assert second.startswith("checked against the team: no action differs in 200 steps")
     assert (run.folder / "export" / "novice_1_0" / "act.onnx").is_file()
+
+
+def test_agents_of_another_export_are_not_left_in_place(run, tmp_path):
+    stranger = tmp_path / "agent_9_0"
+    stranger.mkdir()
+    (stranger / "interface.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"holds 'agent_9_0' of another export, .* remove that"):
+        run.export(format="pt2", folder=tmp_path, steps=20)
+    assert [path.name for path in tmp_path.iterdir()] == ["agent_9_0"]
+    own = run.export("agent_0_0", format="pt2", folder=tmp_path, steps=20).agents["agent_0_0"]
+    assert stranger.is_dir()
+    for name in ("act.onnx", "speak.pt2", "notes.txt"):
+        (own / name).write_text("")
+    run.export("agent_0_0", format="pt2", folder=tmp_path, steps=20)
+    assert {path.name for path in own.iterdir()} == {"act.pt2", "interface.json", "notes.txt"}
 
 
 def test_invalid_arguments_raise_one_sentence(run, tmp_path, capsys):

@@ -166,6 +166,41 @@ def test_runs_without_evaluations_use_training_returns(tmp_path):
     assert {row["measured_by"] for row in rows(evaluations_csv(report))} == {"training"}
 
 
+def test_run_evaluated_before_training_only_counts_with_its_training_returns(tmp_path):
+    for seed, ends in enumerate(([0.0, 3.0], [0.0, 5.0])):
+        run = write_run(tmp_path / f"{seed}", ends, seed=seed, finished=False)
+        lines = (run / "evaluation.csv").read_text().splitlines()
+        (run / "evaluation.csv").write_text("\n".join(lines[:2]) + "\n")  # of frame 0
+    report = make_report(tmp_path)
+    assert report.tasks[0].frames == 1000 and report.tasks[0].teams["MAPPO"].scores == [3, 5]
+    sentence = "0 has no evaluations after frame 0; returns are those of training episodes."
+    assert sum(note.endswith(sentence) for note in notes(report)) == 1
+
+
+def test_run_without_evaluations_has_not_diverged(tmp_path):
+    run = write_run(tmp_path / "a", [0, 1, 2])
+    (run / "evaluation.csv").unlink()
+    found = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps({**found, "return_after": None}))
+    assert not any("diverged" in note for note in notes(make_report(tmp_path)))
+
+
+def test_pruned_trials_have_not_finished(tmp_path):
+    write_run(tmp_path / "whole", [0.0, 2.0, 4.0, 12.0])
+    for seed, lr in ((1, 1e-3), (2, 1e-2)):
+        run = write_run(tmp_path / f"pruned_{seed}", [0.0, 1.0], seed=seed, **{"learner.lr": lr})
+        summary = json.loads((run / "summary.json").read_text())
+        del summary["return_after"]
+        (run / "summary.json").write_text(json.dumps(summary))
+        lines = (run / "evaluation.csv").read_text().splitlines()
+        (run / "evaluation.csv").write_text("\n".join(lines[: 3 - seed]) + "\n")
+    report = make_report(tmp_path)
+    assert report.tasks[0].frames == 3000
+    assert [run.record.finished for run in report.runs].count(True) == 1
+    assert sum("used up to frame 1,000 of 100,000" in note for note in notes(report)) == 2
+    markdown(report)
+
+
 def test_one_seed_has_no_interval(tmp_path):
     write_run(tmp_path / "a", [0, 3])
     report = make_report(tmp_path)

@@ -8,7 +8,7 @@ import io
 import logging
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,14 @@ import torch
 from torchrl_marl.apps.export import player
 from torchrl_marl.apps.export.agent import AgentActor
 from torchrl_marl.apps.export.check import Comparison
-from torchrl_marl.apps.export.formats import check_format
+from torchrl_marl.apps.export.formats import FORMATS, check_format
 from torchrl_marl.apps.export.interface import Names, Program, write_interface
 from torchrl_marl.errors import ConfigError, WriteError
-from torchrl_marl.runtime.naming import path_within
+from torchrl_marl.runtime.naming import file_name, path_within
 from torchrl_marl.runtime.trust import refuse_link, refuse_links
 from torchrl_marl.training.files import new_file
 
-__all__ = ["Export", "export_agents"]
+__all__ = ["Export", "export_agents", "refuse_agents_but"]
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,7 @@ def export_agents(
             refuse_links(folders[name], "export folder")
             programs = agent.programs()
             files = {one.name: write(one, folders[name]) for one in programs}
+            _remove_programs_but({path for path, *_ in files.values()}, folders[name])
             new_file(folders[name] / "interface.json")
             write_interface(folders[name], agent.describe(), files)
         refuse_link(folder / "player.py")
@@ -84,6 +85,33 @@ def export_agents(
             "check the disk, or choose another folder."
         ) from None
     return folders
+
+
+def refuse_agents_but(names: Iterable[str], folder: Path) -> None:
+    """Refuses a folder with agents that an export of a whole team would leave in place.
+
+    Args:
+        names (iterable of str): names of all agents of the team.
+        folder (Path): folder for all agents.
+
+    Raises:
+        ConfigError: the folder holds another agent; the message names it.
+    """
+    team = {file_name(name) for name in names}
+    found = sorted(path.parent.name for path in folder.glob("*/interface.json"))
+    if others := [name for name in found if name not in team]:
+        more = f" and {len(others) - 1} more" * (len(others) > 1)
+        raise ConfigError(
+            f"{str(folder)!r} holds {others[0]!r}{more} of another export, which is no agent of "
+            "this team; remove that folder, or choose another one."
+        )
+
+
+def _remove_programs_but(written: Collection[Path], folder: Path) -> None:
+    """Removes programs of an earlier export from an agent's folder."""
+    for path in folder.iterdir():
+        if path.suffix[1:] in FORMATS and path not in written:
+            path.unlink()
 
 
 def _agent_folders(names: Iterable[str], folder: Path) -> dict[str, Path]:

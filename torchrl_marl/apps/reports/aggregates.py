@@ -546,7 +546,7 @@ def _aggregate_curve(results: Sequence[TaskResult], name: str, share: Numbers) -
 def _interpolate_by_share(result: TaskResult, name: str, share: Numbers) -> Numbers:
     """Interpolates the returns, ``[K, R]``, of the runs that have reached the task's frames."""
     runs = [run.record.measured for run in result.teams[name].runs]
-    runs = [run for run in runs if run.end >= 0.9 * result.frames]
+    runs = [x for x in runs if x.frames[0] <= result.frames and x.end >= 0.9 * result.frames]
     if not runs:
         return np.empty((len(share), 0))
     ends = np.array([min(run.end, result.frames) for run in runs])

@@ -80,13 +80,14 @@ class Record:
 
     @property
     def measured(self) -> Progress:
-        """Measurements of evaluations or, without evaluations, of training."""
-        return self.evaluation if len(self.evaluation) else self.training
+        """Measurements of evaluations or, without evaluations after frame 0, of training."""
+        return self.evaluation if self.is_evaluated else self.training
 
     @property
     def is_evaluated(self) -> bool:
         """True if :attr:`measured` holds evaluations."""
-        return bool(len(self.evaluation))
+        untrained = len(self.training) and not self.evaluation.frames.any()
+        return bool(len(self.evaluation)) and not untrained
 
     @property
     def name(self) -> str:
@@ -142,12 +143,14 @@ def extract_record(run: Curves) -> Record | str:
             f"{str(run.folder)!r} has no finite return yet; "
             "wait for the first episode or evaluation to end."
         )
-    if run.summary.get("return_after", 0) is None:  # null stands for NaN
-        notes.append("has diverged; its returns are those of its frozen networks")
-    if not len(evaluation):
-        notes.append("has no evaluations; returns are those of training episodes")
     finished = _is_finished(run)
     found = Record(run, evaluation, training, finished, ())
+    # Null stands for NaN, or for no evaluation.
+    if len(evaluation) and run.summary.get("return_after", 0) is None:
+        notes.append("has diverged; its returns are those of its frozen networks")
+    if not found.is_evaluated:
+        after = " after frame 0" if len(evaluation) else ""
+        notes.append(f"has no evaluations{after}; returns are those of training episodes")
     if not finished:
         of = f" of {found.total_frames:,}" if found.total_frames > found.frames else ""
         notes.insert(0, f"has not finished; used up to frame {found.frames:,}{of}")
@@ -239,7 +242,10 @@ def _is_finished(run: Curves) -> bool:
     """Returns whether the run has ended.
 
     A run that was resumed after its end has more frames than its summary says; it has not ended.
+    A pruned trial has a summary without a return after training.
     """
+    if "return_random" in run.summary and "return_after" not in run.summary:
+        return False
     frames = run.summary.get("frames")
     trained = run.training.get("frames", np.empty(0))
     return isinstance(frames, (int, float)) and (not len(trained) or trained[-1] <= frames)
