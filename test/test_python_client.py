@@ -101,6 +101,29 @@ def test_unknown_client_option_raises():
         Client(patients=3)
 
 
+@pytest.mark.parametrize(
+    "wrong", [None, [None, 1.0], ["a", 1.0], "ab", 0.5, [[0.0]], [1e300], np.array(["a"])]
+)
+def test_wrong_numbers_name_the_agent_and_are_no_step(door, wrong):
+    client = Client(port=door.port, agents={"walker": {"n": 2, "observation": 1, "action": 1}})
+    seen = {"walker_0": [0.0], "walker_1": [0.0]}
+    for act in (client.begin, client.step):
+        with pytest.raises(TypeError, match=r"^'walker_1' has .*, expected a flat list of numbers"):
+            act({**seen, "walker_1": wrong})
+        assert set(act(seen)) == set(seen)
+    client.close()
+
+
+def test_wrong_arguments_of_a_step_raise():
+    client = Client(agents={"walker": {"n": 1, "observation": 1, "action": 1}})
+    with pytest.raises(TypeError, match="unexpected keyword argument 'reward'"):
+        client.step({"walker_0": [0.0]}, reward={"walker_0": 1.0})
+    with pytest.raises(TypeError, match="expected a dict of observations"):
+        client.begin([[0.0]])
+    with pytest.raises(TypeError, match="a list of terminated agents"):
+        client.step({"walker_0": [0.0]}, terminated="walker_0")
+
+
 def test_client_is_small_and_runs_on_old_python_versions():
     text = FILE.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 160

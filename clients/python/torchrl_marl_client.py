@@ -2,8 +2,7 @@
 
     client = Client(agents={"walker": {"n": 2, "observation": 4, "action": 1}})
     actions = client.begin({"walker_0": [...], "walker_1": [...]})  # observations
-    while not over:
-        ...  # actions: {"walker_0": [0.3], "walker_1": [-1.0]}
+    while not over:  # actions: {"walker_0": [0.3], "walker_1": [-1.0]}
         actions = client.step(observations, rewards={"walker_0": 1.0}, terminated=["walker_1"])
     client.end(rewards={"walker_0": 5.0})  # truncated=True at a time limit
 
@@ -23,9 +22,8 @@ class Client:
 
     agents: kind -> {"n": agents, "observation": features, "action": ...}; the action is a number
     of continuous actions from -1 to 1, {"size", "low", "high"}, or {"n_actions", "mask"}.
-    Options: token (default: the variable TORCHRL_MARL_TOKEN); state_size, features of the critics'
-    state; timeout, seconds to wait for an answer (None: no limit); patience, seconds to try to
-    reconnect; ssl, an ssl.SSLContext.
+    Options: token (default: variable TORCHRL_MARL_TOKEN); state_size, of the critics' state; ssl, a
+    context; timeout, seconds to wait for an answer (None: no limit); patience, to reconnect.
     """
 
     def __init__(self, host="127.0.0.1", port=7777, agents=None, name="client", **options):
@@ -43,22 +41,23 @@ class Client:
         self.episode, self.t = self.episode + 1, -1
         return self.step(observations, **more)
 
-    def step(self, observations, rewards=None, terminated=(), **more):
-        """Sends the outcome of the last actions; returns the next. Options: action_masks, state."""
-        return self._ask("step", observations, rewards=rewards, terminated=terminated, **more)
+    def step(self, observations, rewards=None, terminated=(), action_masks=None, state=None):
+        """Sends the outcome of the last actions; returns the next."""
+        return self._ask("step", observations, rewards, terminated, action_masks, state)
 
     def end(self, rewards=None, truncated=False, observations=None, terminated=(), **more):
         """Ends the episode; at a time limit with ``truncated`` and the last ``observations``."""
-        more.update(rewards=rewards, truncated=bool(truncated), terminated=terminated)
-        self._ask("end", observations or {}, **more)
+        self._ask("end", observations or {}, rewards, terminated, truncated=bool(truncated), **more)
 
-    def _ask(self, kind, observations, state=None, terminated=(), **more):
-        self.t += 1
-        message = {"type": kind, "episode": self.episode, "t": self.t}
-        message["observations"] = {name: numbers(own) for name, own in observations.items()}
-        more.update(terminated=list(terminated), state=None if state is None else numbers(state))
+    def _ask(self, kind, seen, rewards, terminated, action_masks=None, state=None, truncated=False):
+        if not isinstance(seen, dict) or isinstance(terminated, str):
+            raise TypeError("expected a dict of observations, and a list of terminated agents")
+        message = {"type": kind, "episode": self.episode, "t": self.t + 1}
+        message["observations"] = {name: numbers(own, name) for name, own in seen.items()}
+        more = {"rewards": rewards, "terminated": list(terminated), "action_masks": action_masks}
+        more.update(truncated=truncated, state=b"" if state is None else numbers(state, "state"))
         message.update({key: value for key, value in more.items() if value})
-        data, until = pack(message), None
+        data, until, self.t = pack(message), None, self.t + 1  # wrong numbers are no step
         while True:
             try:
                 if self.socket is None:
@@ -104,18 +103,18 @@ class Client:
 
     def close(self):
         """Closes the connection; the next step opens a new one."""
-        if self.socket is not None:
-            self.socket.close()
-            self.socket = None
+        self.socket = self.socket and self.socket.close()  # which returns None
 
 
-def numbers(seen):
-    """Returns little-endian float32 bytes."""
+def numbers(seen, name="it"):
+    """Returns little-endian float32 bytes; errors contain the name."""
     if isinstance(seen, bytes):
         return seen
-    if hasattr(seen, "astype"):
-        return seen.astype("<f4").tobytes()
-    return struct.pack(f"<{len(seen)}f", *seen)
+    try:
+        array = hasattr(seen, "astype")
+        return seen.astype("<f4").tobytes() if array else struct.pack(f"<{len(seen)}f", *seen)
+    except (TypeError, ValueError, OverflowError, struct.error):
+        raise TypeError(f"{name!r} has {seen!r:.80}, expected a flat list of numbers") from None
 
 
 def pack(x):
