@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.envs import EnvBase
 
@@ -64,34 +65,11 @@ def _find_clusters(
             f"{part}.sharing is clusters, but of the groups {[g.name for g in groups]} some have "
             "discrete actions and some continuous ones; give them separate settings."
         )
-    seed = config.seed + _SEED_OFFSET
-    with RandomState(seed, env.device or "cpu").active():
-        env.set_seed(seed)
-        batch = RolloutCollector(env, frames_per_batch=network.clustering_frames).rollout()
-        env.set_seed(config.seed)
-        env.reset()
-    flat = batch.reshape(-1)
-    following = flat.get("next")
-    observations = [_pad_features(group.flat_observation(flat)) for group in groups]
-    width = max(rows.shape[-1] for rows in observations)
-    next_observations = [
-        _pad_features(group.flat_observation(following), width) for group in groups
-    ]
-    observation_mask = [
-        torch.arange(width) < torch.tensor(group.observation_dims).unsqueeze(-1) for group in groups
-    ]
-    actions = [_encode_actions(group, flat.get(group.action_key)) for group in groups]
-    size = max(action.shape[-1] for action in actions)
-    masks = [group.mask(flat).cpu() for group in groups]
+    batch = _collect_random_steps(env, network.clustering_frames, config.seed)
     try:
         clusters = cluster_agents(
-            torch.cat([_pad_features(rows, width) for rows in observations], 1),
-            torch.cat([_pad_features(action, size) for action in actions], 1),
-            torch.cat(next_observations, 1),
-            torch.cat([_reward_per_agent(group, following) for group in groups], 1),
-            network.n_clusters,
-            mask=torch.cat(masks, 1),
-            observation_mask=torch.cat(observation_mask, 0),
+            **_transitions(groups, batch.reshape(-1)),
+            n_clusters=network.n_clusters,
             seed=config.seed,
         )
     except ConfigError as error:
@@ -99,10 +77,43 @@ def _find_clusters(
     return list(clusters)
 
 
-def _pad_features(value: Tensor, width: int | None = None) -> Tensor:
-    value = value.cpu()
-    missing = 0 if width is None else width - value.shape[-1]
-    return torch.nn.functional.pad(value, (0, missing)) if missing else value
+def _collect_random_steps(env: EnvBase, frames: int, seed: int) -> TensorDictBase:
+    """Returns steps with random actions; then the environment starts with the run's seed."""
+    own_seed = seed + _SEED_OFFSET
+    with RandomState(own_seed, env.device or "cpu").active():
+        env.set_seed(own_seed)
+        batch = RolloutCollector(env, frames_per_batch=frames).rollout()
+        env.set_seed(seed)
+        env.reset()
+    return batch
+
+
+def _transitions(groups: Sequence[GroupSpec], steps: TensorDictBase) -> dict[str, Any]:
+    """Returns the agents' transitions, with rows of equal width, as :func:`cluster_agents` reads.
+
+    Shapes:
+        - steps: ``[F]`` for F frames; returns ``[F, N, ...]``; observation_mask: ``[N, width]``
+    """
+    following = steps.get("next")
+    observation = _join_agents([group.flat_observation(steps) for group in groups])
+    width = torch.arange(observation.shape[-1])
+    sizes = [torch.tensor(group.observation_dims).unsqueeze(-1) for group in groups]
+    actions = [_encode_actions(group, steps.get(group.action_key)) for group in groups]
+    return {
+        "observation": observation,
+        "action": _join_agents(actions),
+        "next_observation": _join_agents([group.flat_observation(following) for group in groups]),
+        "reward": torch.cat([_reward_per_agent(group, following) for group in groups], 1),
+        "mask": torch.cat([group.mask(steps).cpu() for group in groups], 1),
+        "observation_mask": torch.cat([width < own for own in sizes], 0),
+    }
+
+
+def _join_agents(rows: Sequence[Tensor]) -> Tensor:
+    """Concatenates the agents of several groups, padded with zeros to the widest row."""
+    width = max(own.shape[-1] for own in rows)
+    padded = [torch.nn.functional.pad(own.cpu(), (0, width - own.shape[-1])) for own in rows]
+    return torch.cat(padded, 1)
 
 
 def _encode_actions(group: GroupSpec, action: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -129,16 +129,9 @@ def _check_group_map(env: EnvBase, findings: Findings) -> None:
             "numbers."
         )
         return
-    members = [agent for names in group_map.values() for agent in names]
-    agent_names = getattr(env, "agent_names", None)
-    missing = [agent for agent in agent_names if agent not in members] if agent_names else []
-    if missing or len(set(members)) < len(members):
-        found = f"{missing} are in no group" if missing else f"an agent is in two of {group_map}"
-        findings.add(
-            "group_map", found, "every agent in one group", "put each agent into one group"
-        )
-    action = env.full_action_spec
-    groups_with_actions = {key[0] for key in action.keys(True, True) if isinstance(key, tuple)}
+    _check_each_agent_has_a_group(env, group_map, findings)
+    keys = env.full_action_spec.keys(True, True)
+    groups_with_actions = {key[0] for key in keys if isinstance(key, tuple)}
     for name in sorted(groups_with_actions - set(group_map)):
         findings.add(
             "group_map",
@@ -147,23 +140,44 @@ def _check_group_map(env: EnvBase, findings: Findings) -> None:
             f"add {name!r} with its agents' names",
         )
     for name, names in group_map.items():
-        spec = action.get((name, "action"), None)
-        if spec is None:
-            findings.add(
-                (name, "action"),
-                "it is in no action spec",
-                "one action per agent",
-                f"declare it in the action spec, or remove {name!r} from the group_map",
-            )
-            continue
-        rows = action[name].shape[len(env.batch_size) :] or spec.shape[len(env.batch_size) :]
-        if not rows or rows[0] != len(names):
-            findings.add(
-                "group_map",
-                f"group {name!r} names {len(names)} agents, its actions have {list(rows)[:1]} rows",
-                "a name for each row",
-                "name all of its agents, in the order of the rows",
-            )
+        _check_action_rows(env, name, names, findings)
+
+
+def _check_each_agent_has_a_group(
+    env: EnvBase, group_map: Mapping[str, Sequence[str]], findings: Findings
+) -> None:
+    members = [agent for names in group_map.values() for agent in names]
+    agent_names = getattr(env, "agent_names", None)
+    missing = [agent for agent in agent_names if agent not in members] if agent_names else []
+    if missing or len(set(members)) < len(members):
+        found = f"{missing} are in no group" if missing else f"an agent is in two of {group_map}"
+        findings.add(
+            "group_map", found, "every agent in one group", "put each agent into one group"
+        )
+
+
+def _check_action_rows(
+    env: EnvBase, name: str, agent_names: Sequence[str], findings: Findings
+) -> None:
+    action = env.full_action_spec
+    spec = action.get((name, "action"), None)
+    if spec is None:
+        findings.add(
+            (name, "action"),
+            "it is in no action spec",
+            "one action per agent",
+            f"declare it in the action spec, or remove {name!r} from the group_map",
+        )
+        return
+    rows = action[name].shape[len(env.batch_size) :] or spec.shape[len(env.batch_size) :]
+    if not rows or rows[0] != len(agent_names):
+        found = f"names {len(agent_names)} agents, its actions have {list(rows)[:1]} rows"
+        findings.add(
+            "group_map",
+            f"group {name!r} {found}",
+            "a name for each row",
+            "name all of its agents, in the order of the rows",
+        )
 
 
 def _check_root_flags(env: EnvBase, findings: Findings) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -391,32 +391,43 @@ class MarlEnv(DomainParameters, EnvGraphs, DeclaredEnv):
         ):
             output = advance(self, tensordict, **kwargs)
         source = self._declaration.reader.read(output, "_step")
-        for name in sorted(self._masked_groups):
-            if "mask" not in source[name]:
-                raise SpecError(
-                    f"{type(self).__name__}._step returned no {(name, 'mask')!r}, but _reset did; "
-                    "return the mask of the next step, too."
-                )
+        self._check_returned_masks(source)
         flags_before = {name: GroupFlags(**flags) for name, flags in before["groups"].items()}
         rewards = {
             name: mask_rewards(source[name].pop("reward"), flags, before["born"][name])
             for name, flags in flags_before.items()
         }
         steps = before["steps"] + 1
-        limit = None if self.max_steps is None else (steps >= self.max_steps).unsqueeze(-1)
-        groups = flags_after_step(flags_before, source)
-        ends = source.pop("terminated", None), source.pop("truncated", None)
-        ending_groups = [] if self.respawns else list(groups.values())
-        root = TeamFlags(**before["root"]).after(ending_groups, *ends, limit)
-        for name in sorted(self._masked_groups) if self.respawns else ():
-            acts = source[name]["mask"]
-            groups[name] = groups[name].revived(flags_before[name], acts, root)
-        groups = {n: flags.closed_by(root, source[n].get("mask")) for n, flags in groups.items()}
+        root, groups = self._flags_after_step(steps, flags_before, source)
         born = {name: flags.mask | before["born"][name] for name, flags in groups.items()}
         self._episode = episode_state(steps, root, groups, source, born)
         self._check_values("_step", "observation", source)
         self._checked_methods |= {"step", "_step"}
         return self._to_tensordict(self._episode["given"], rewards)
+
+    def _check_returned_masks(self, source: Mapping[str, Any]) -> None:
+        """Refuses a step without the mask of a group that had one after the reset."""
+        for name in sorted(self._masked_groups):
+            if "mask" not in source[name]:
+                raise SpecError(
+                    f"{type(self).__name__}._step returned no {(name, 'mask')!r}, but _reset did; "
+                    "return the mask of the next step, too."
+                )
+
+    def _flags_after_step(
+        self, steps: Tensor, flags_before: Mapping[str, GroupFlags], source: dict[str, Any]
+    ) -> tuple[TeamFlags, dict[str, GroupFlags]]:
+        """Returns the flags of the team and of the groups; takes those of the team from a step."""
+        limit = None if self.max_steps is None else (steps >= self.max_steps).unsqueeze(-1)
+        groups = flags_after_step(flags_before, source)
+        ends = source.pop("terminated", None), source.pop("truncated", None)
+        ending_groups = [] if self.respawns else list(groups.values())
+        root = TeamFlags(**self._episode["root"]).after(ending_groups, *ends, limit)
+        for name in sorted(self._masked_groups) if self.respawns else ():
+            acts = source[name]["mask"]
+            groups[name] = groups[name].revived(flags_before[name], acts, root)
+        closed = {n: flags.closed_by(root, source[n].get("mask")) for n, flags in groups.items()}
+        return root, closed
 
     def _prepare_step(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Returns the input of ``_step``: adds flags, and sets actions of masked agents to 0."""
