@@ -1,5 +1,7 @@
 """Many runs: equal in this process and in subprocesses; a failure does not affect others."""
 
+from unittest.mock import Mock
+
 import pytest
 from runs import assert_same_run
 
@@ -70,3 +72,18 @@ def test_interrupted_run_is_yielded_before_the_interrupt_is_raised(tmp_path, mon
         next(ended)
     with pytest.raises(KeyboardInterrupt, match="seed0"):
         list(train_each(configs))
+
+
+def test_interrupted_ray_tasks_are_yielded_before_the_interrupt_is_raised(tmp_path, monkeypatch):
+    def outcomes(*args):
+        yield 1, tmp_path
+        raise KeyboardInterrupt("pressed")
+
+    monkeypatch.setattr("torchrl_marl.collectors.ray_connection.connect", lambda *args: Mock())
+    monkeypatch.setattr(jobs, "_outcomes_of_tasks", outcomes)
+    ended = Jobs(configs_in(tmp_path / "runs"), "ray").ended()
+    assert next(ended) == (1, tmp_path)
+    number, found = next(ended)
+    assert number == 0 and isinstance(found, Stopped)
+    with pytest.raises(KeyboardInterrupt, match="pressed"):
+        next(ended)

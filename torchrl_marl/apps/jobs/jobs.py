@@ -188,7 +188,9 @@ class Jobs:
         for number in range(len(placed)):
             self.on_begin(number)
         try:
-            yield from _outcomes_of_tasks(connection, self.configs[0], placed)
+            tasks = _outcomes_of_tasks(connection, self.configs[0], placed)
+            with contextlib.closing(tasks):
+                yield from _with_stopped(tasks, len(placed))
         finally:
             connection.close()
 
@@ -361,7 +363,7 @@ def _config_for_ray(config: TrainConfig, number: int) -> TrainConfig:
 
 def _outcomes_of_tasks(
     connection: Connection, first: TrainConfig, configs: Sequence[TrainConfig]
-) -> Iterator[tuple[int, Path | Exception]]:
+) -> _Outcomes:
     ray, settings = connection.ray, first.distributed
     task = ray.remote(_train_task).options(
         num_cpus=settings.cpus_per_actor,
@@ -379,6 +381,20 @@ def _outcomes_of_tasks(
             ray.cancel(result)
         if left:
             ray.wait(left, num_returns=len(left), timeout=_CANCEL_TIMEOUT)
+
+
+def _with_stopped(outcomes: _Outcomes, count: int) -> _Outcomes:
+    """Yields the outcomes of runs; after an interruption, also of the runs that it has stopped."""
+    running = set(range(count))
+    while running:
+        try:
+            number, outcome = next(outcomes)
+        except (KeyboardInterrupt, SystemExit):
+            for number in sorted(running):
+                yield number, Stopped()
+            raise
+        running.remove(number)
+        yield number, outcome
 
 
 def _task_outcome(ray: Any, result: Any, config: TrainConfig) -> Path | Exception:
