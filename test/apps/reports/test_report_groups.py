@@ -92,7 +92,7 @@ def test_folders_without_runs_raise(tmp_path):
         make_report(tmp_path / "none")
     write_run(tmp_path / "runs" / "a", [1, 2])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(CheckpointError, match="has no config.yaml"):
+    with pytest.raises(CheckpointError, match="no folder in it is one; give the folder of a run"):
         make_report([tmp_path / "runs", tmp_path / "empty"])
     (tmp_path / "runs" / "a" / "config.yaml").write_text("seed: one\n")
     with pytest.raises(CheckpointError, match="does not fit this version") as error:

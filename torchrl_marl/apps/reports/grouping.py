@@ -276,6 +276,11 @@ def find_runs(paths: Iterable[str | Path] | str | Path) -> tuple[list[Curves], l
     folders: dict[Path, Path] = {}
     for path in given:
         inside = list(_run_folders(Path(path)))
+        if not inside and Path(path).is_dir():
+            raise CheckpointError(
+                f"{str(path)!r} is not a run folder, and no folder in it is one; give the folder "
+                "of a run, a sweep, a suite or a tuning."
+            )
         if not inside:
             read_run_config(path)  # which says what is missing
         folders |= {folder.resolve(): folder for folder in inside}
