@@ -159,6 +159,17 @@ def test_changed_settings_are_refused_on_resume(capsys):
     assert "holds the suite 'mine', but 'toy' is given" in capsys.readouterr().err
 
 
+def test_settings_without_effect_may_differ_on_resume():
+    """Earlier versions kept the table's ``every_frames`` beside a given ``count``."""
+    given = ["suite", "mine.yaml", "seeds=1", "tasks=two", "evaluation.count=2", "--jobs", "0"]
+    assert main([*given, "algorithms=mappo"]) == 0
+    path = Path("suite_mine/two/mappo/seed0/config.yaml")
+    text, count = re.subn(r"(?m)^  every_frames: null", "  every_frames: 80", path.read_text())
+    assert count == 1
+    path.write_text(text)
+    assert main([*given, "algorithms=mappo,ippo", "--resume"]) == 0
+
+
 def test_folders_that_are_no_suite_are_not_overwritten(here, capsys):
     (here / "papers").mkdir()
     (here / "papers" / "thesis.tex").write_text("chapter one")

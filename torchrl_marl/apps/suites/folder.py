@@ -11,7 +11,7 @@ from typing import Any
 
 from torchrl_marl.apps.suites.plan import Plan
 from torchrl_marl.errors import CheckpointError, ConfigError, TrustError
-from torchrl_marl.settings import flatten, shown
+from torchrl_marl.settings import flatten, shown, unread
 from torchrl_marl.training.config import TrainConfig, read_run_config
 from torchrl_marl.training.files import open_atomically
 from torchrl_marl.training.folder import RunFolder
@@ -197,13 +197,15 @@ def check_folder(out: Path, plan: Plan, *, resume: bool) -> None:
     now: dict[tuple[str, str], dict[str, Any]] = {}
     for run in plan.runs:
         try:
-            before = _compared_settings(read_run_config(out / run.place))
+            begun = read_run_config(out / run.place)
         except CheckpointError:
             continue  # no run yet, or a broken one, which raises when it is resumed
+        before = _compared_settings(begun)
         after = now.get(run.pair) or now.setdefault(run.pair, _compared_settings(run.config))
         if (out / run.task / "config.yaml").is_file():  # callbacks are those of the population
             before["callbacks"] = after.get("callbacks")
-        for key in sorted(before.keys() | after.keys()):
+        without_effect = _settings_without_effect(begun, run.config)
+        for key in sorted((before.keys() | after.keys()) - without_effect):
             old, new = before.get(key), after.get(key)
             if old != new and not (key == "init_from" and _is_same_source(old, new)):
                 raise ConfigError(
@@ -224,6 +226,11 @@ def _compared_settings(config: TrainConfig) -> dict[str, Any]:
         and not key.startswith(_CHANGEABLE_SETTINGS)
         and not _is_assigned_by_run(key)
     }
+
+
+def _settings_without_effect(*configs: TrainConfig) -> set[str]:
+    """Returns the settings that have no effect in any of the configs."""
+    return set.intersection(*(set(unread(config, defaults=True)) for config in configs))
 
 
 def _is_assigned_by_run(key: str) -> bool:
