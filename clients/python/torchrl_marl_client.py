@@ -22,8 +22,8 @@ class Client:
 
     agents: kind -> {"n": agents, "observation": features, "action": ...}; the action is a number
     of continuous actions from -1 to 1, {"size", "low", "high"}, or {"n_actions", "mask"}.
-    Options: token (default: variable TORCHRL_MARL_TOKEN); state_size, of the critics' state; ssl, a
-    context; timeout, seconds to wait for an answer (None: no limit); patience, to reconnect.
+    Options: token (default: variable TORCHRL_MARL_TOKEN); state_size, of the critics' state; ssl,
+    an SSLContext; timeout of an answer (None: no limit) and patience to reconnect, in seconds.
     """
 
     def __init__(self, host="127.0.0.1", port=7777, agents=None, name="client", **options):
@@ -103,7 +103,8 @@ class Client:
 
     def close(self):
         """Closes the connection; the next step opens a new one."""
-        self.socket = self.socket and self.socket.close()  # which returns None
+        if self.socket is not None:
+            self.socket = self.socket.close()  # None
 
 
 def numbers(seen, name="it"):

@@ -45,7 +45,7 @@ _CACHED_CHUNK = 2048
 
 
 class _Steps(NamedTuple):
-    """The arguments of :func:`~torchrl_marl.functional.gae`, ``[*B, T, N, 1]`` each."""
+    """The first arguments of :func:`~torchrl_marl.functional.gae`, ``[*B, T, N, 1]`` each."""
 
     reward: Tensor
     value: Tensor
@@ -261,7 +261,7 @@ class TeamGAE(MultiAgentGAE):
         """Gives dead agents the mean value of the living agents of their group."""
         alive, next_seen = self._alive_mask(data), following.get(self.mask_key)
         next_alive = next_seen | (alive & self._next_alive_mask(following))
-        only_learning = partial(self._only_learning, data)
+        only_learning = partial(self._only_learning, data)  # opponents do not count
         sources, next_sources = (
             self._value_sources(only_learning(seen), only_learning(living))
             for seen, living in ((mask, alive), (next_seen, next_alive))

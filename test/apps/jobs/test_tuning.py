@@ -205,6 +205,7 @@ def test_search_killed_between_two_results_equals_an_uninterrupted_one(tmp_path,
         patch.setattr(study, "tell", killed)
         with pytest.raises(RuntimeError, match="killed"):
             main([*arguments, "--trials", "6", "--out", str(tmp_path / "killed")])
+    (tmp_path / "killed" / "trials_old").mkdir()  # a folder that the user has set aside
     for name in ("killed", "whole"):
         assert main([*arguments, "--trials", "6", "--out", str(tmp_path / name)]) == 0
     assert rows_of(tmp_path / "killed") == rows_of(tmp_path / "whole")

@@ -369,8 +369,8 @@ def _interrupted_population(
     if not running:
         return []
     at = running[0].number
-    for population in sorted(folder.glob("trials_*"), reverse=True):
-        first, members = _first_trial(population), len(seed_folders(population))
+    for first, population in reversed(_populations(folder)):
+        members = len(seed_folders(population))
         if first <= at < first + members and (population / "checkpoints").exists():
             _check_size(folder, members, size)
             return list(range(first, first + size))
@@ -395,8 +395,10 @@ def _population_folder(folder: Path, first: int) -> Path:
     return folder / f"trials_{first:04d}"
 
 
-def _first_trial(population: Path) -> int:
-    return int(population.name.partition("_")[2])
+def _populations(folder: Path) -> list[tuple[int, Path]]:
+    """Returns the number of the first trial and the run folder of each population, ascending."""
+    named = [(path.name.removeprefix("trials_"), path) for path in folder.glob("trials_*")]
+    return sorted((int(number), path) for number, path in named if number.isdecimal())
 
 
 def _final_return(member: Run) -> float | None:
@@ -425,9 +427,9 @@ def _write_table(study: Any, choices: Sequence[Choice], folder: Path) -> None:
 def _trial_folders(folder: Path) -> dict[int, str]:
     """Returns the run folder of each trial, by the trial's number."""
     found = {}
-    for population in sorted(folder.glob("trials_*")):
+    for first, population in _populations(folder):
         for i, member in enumerate(seed_folders(population)):
-            found[_first_trial(population) + i] = os.path.relpath(member, folder)
+            found[first + i] = os.path.relpath(member, folder)
     return found
 
 

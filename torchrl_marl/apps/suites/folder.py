@@ -204,10 +204,11 @@ def check_folder(out: Path, plan: Plan, *, resume: bool) -> None:
         after = now.get(run.pair) or now.setdefault(run.pair, _compared_settings(run.config))
         if (out / run.task / "config.yaml").is_file():  # callbacks are those of the population
             before["callbacks"] = after.get("callbacks")
-        without_effect = _settings_without_effect(begun, run.config)
-        for key in sorted((before.keys() | after.keys()) - without_effect):
+        for key in sorted(before.keys() | after.keys()):
             old, new = before.get(key), after.get(key)
-            if old != new and not (key == "init_from" and _is_same_source(old, new)):
+            if old == new or (key == "init_from" and _is_same_source(old, new)):
+                continue
+            if key not in _settings_without_effect(begun, run.config):
                 raise ConfigError(
                     f"{key} of {run.task} with {run.algorithm} is {shown(new)}, but "
                     f"{str(out / run.place)!r} was started with {shown(old)}; use that value, "
