@@ -71,7 +71,7 @@ def train_by_suite(
         out=out,
         resume=(out / "suite.json").is_file(),
         jobs=1,
-        said=lambda text: print(text, file=sys.stderr),
+        log=lambda text: print(text, file=sys.stderr),
         execution="eager" if quick else "compile",
         **settings,
     )

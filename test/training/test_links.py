@@ -170,10 +170,10 @@ def test_new_run_does_not_write_through_a_link(tmp_path, mine):
 def test_links_in_a_suite_folder_are_refused(tmp_path, mine):
     out = tmp_path / "suite"
     words = {"tasks": "matrix_game", "algorithms": "mappo", "seeds": 1, "frames": 256}
-    run_suite("toy", **words, jobs=0, out=out, said=lambda text: None)
+    run_suite("toy", **words, jobs=0, out=out, log=lambda text: None)
     put(out / "logs" / "matrix_game_mappo_seed0.log", mine)
     with pytest.raises(TrustError, match="suite folder .* holds the link"):
-        run_suite("toy", **words, jobs=0, out=out, resume=True, said=lambda text: None)
+        run_suite("toy", **words, jobs=0, out=out, resume=True, log=lambda text: None)
     assert mine.read_text() == MINE
 
 

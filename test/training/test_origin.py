@@ -200,7 +200,7 @@ def test_environment_of_a_stranger_s_suite_needs_trust(tmp_path, world, another_
     out = tmp_path / "suite"
     words = {"tasks": "matrix_game", "algorithms": "mappo", "seeds": 1, "frames": 256}
     settings = {"env.library": world, "env.name": "Meadow"}
-    run_suite("toy", **words, **settings, jobs=0, out=out, said=lambda text: None)
+    run_suite("toy", **words, **settings, jobs=0, out=out, log=lambda text: None)
     (tmp_path / "mark").unlink()
     shutil.rmtree(out / "matrix_game")
     resumed = ["suite", "toy", "--resume", "--out", str(out), "--jobs", str(jobs)]
@@ -214,9 +214,9 @@ def test_environment_of_a_stranger_s_suite_needs_trust(tmp_path, world, another_
         error = capsys.readouterr().err
         assert error.count("\n") == 1 and "my_meadow" in error and "suite.json" in error
     with pytest.raises(TrustError, match="suite.json"):
-        run_suite("toy", out=out, resume=True, said=lambda text: None)
+        run_suite("toy", out=out, resume=True, log=lambda text: None)
     assert not (tmp_path / "mark").exists()
-    run_suite("toy", **settings, out=out, resume=True, jobs=0, said=lambda text: None)  # chosen
+    run_suite("toy", **settings, out=out, resume=True, jobs=0, log=lambda text: None)  # chosen
     shutil.rmtree(out / "matrix_game")
     (tmp_path / "mark").unlink()
     assert main([*resumed, "--trust"]) == 0
@@ -226,12 +226,12 @@ def test_environment_of_a_stranger_s_suite_needs_trust(tmp_path, world, another_
 def test_malformed_signatures_are_refused(tmp_path, world):
     out = tmp_path / "suite"
     words = {"tasks": "matrix_game", "algorithms": "mappo", "seeds": 1, "frames": 256}
-    run_suite("toy", **words, jobs=0, out=out, said=lambda text: None)
+    run_suite("toy", **words, jobs=0, out=out, log=lambda text: None)
     record = json.loads((out / "suite.json").read_text())
     assert "signatures" not in record
     record["settings"] |= {"env.library": world, "env.name": "Meadow"}
     for found in ([], None, [3, None], "x", {"a": 1}):
         (out / "suite.json").write_text(json.dumps({**record, "signatures": found}))
         with pytest.raises((TrustError, ConfigError)):
-            run_suite("toy", out=out, resume=True, said=lambda text: None)
+            run_suite("toy", out=out, resume=True, log=lambda text: None)
     assert not (tmp_path / "mark").exists()

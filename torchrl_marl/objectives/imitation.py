@@ -106,5 +106,5 @@ class ImitationLoss(OffPolicyLoss):
         if mask is not None:
             log_prob = torch.where(mask.unsqueeze(-1), log_prob, 0.0)
         self.group.write(tensordict, "td_error", log_prob.detach().abs())
-        loss = -self.per_group.mean(self.weighed(dense, log_prob), mask)
+        loss = -self.per_group.mean(self.weighted(dense, log_prob), mask)
         return loss, {"log_prob": self.per_group.mean(log_prob.detach(), mask)}

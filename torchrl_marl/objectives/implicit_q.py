@@ -140,8 +140,8 @@ class ImplicitQLoss(OffPolicyLoss):
         dense = self.group.dense(tensordict)
         advantage = self._advantage(self.inputs(dense))
         weight = torch.where(advantage > 0, self.expectile, 1 - self.expectile)
-        weighed = self.weighed(dense, weight * advantage.square())
-        mean = self.per_group.mean(weighed, self.acts(dense))
+        weighted = self.weighted(dense, weight * advantage.square())
+        mean = self.per_group.mean(weighted, self.acts(dense))
         return loss, {"loss_state_value": mean, **metrics}
 
     def _advantage(self, data: TensorDictBase) -> Tensor:
@@ -166,7 +166,7 @@ class ImplicitQLoss(OffPolicyLoss):
         action = self.recorded(data.get(self.tensor_keys.action))
         log_prob = self.distribution(data).log_prob(action).unsqueeze(-1)
         mask = self.acts_in_turn(dense, turn)
-        return -self.per_group.mean(self.weighed(dense, weight * log_prob), mask), {
+        return -self.per_group.mean(self.weighted(dense, weight * log_prob), mask), {
             "log_prob": self.per_group.mean(log_prob.detach(), mask),
             "weight": self.per_group.mean(weight, mask),
         }

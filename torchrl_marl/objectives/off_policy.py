@@ -320,7 +320,7 @@ class OffPolicyLoss(LossModule):
         """Entries that the networks read."""
         return [*self.actor_network.in_keys, *self.qvalue_network.in_keys]
 
-    def weighed(self, data: TensorDictBase, loss: Tensor) -> Tensor:
+    def weighted(self, data: TensorDictBase, loss: Tensor) -> Tensor:
         """Returns the losses ``[*B, N, 1]`` times the weights of prioritized replay, if any."""
         weight = data.get(self.tensor_keys.priority_weight, None)
         return loss if weight is None else loss * weight.reshape(*weight.shape[: data.ndim], 1, 1)
@@ -332,7 +332,7 @@ class OffPolicyLoss(LossModule):
             value = self.values(self.inputs(data))
         target, learned = self.target(data, value[..., 0])
         error = value - target
-        loss = self.weighed(data, self.distance(value, target.expand_as(value)).sum(-1, True))
+        loss = self.weighted(data, self.distance(value, target.expand_as(value)).sum(-1, True))
         with torch.no_grad():
             largest_error = error.abs().amax(-1, keepdim=True)
             largest_error = (

@@ -101,7 +101,7 @@ def test_suite_cross_plays_all_seeds(played, capsys):
 
 def test_broken_record_is_recomputed_and_one_seed_is_skipped(played):
     lines = []
-    options = {"algorithms": "ippo", "jobs": 0, "said": lines.append}
+    options = {"algorithms": "ippo", "jobs": 0, "log": lines.append}
     run_suite("mine.yaml", seeds=1, **options)
     assert lines[-1] == "levers ippo: one finished seed, which has no other to play with"
     assert not Path("suite_mine/crossplay.csv").exists()
@@ -134,7 +134,7 @@ def test_table_with_a_diverged_player_is_resumed(played, monkeypatch):
 
 
 def test_crossplay_command_accepts_a_folder_of_seeds(capsys):
-    run_suite("mine.yaml", algorithms="ippo", seeds=2, jobs=0, said=list)
+    run_suite("mine.yaml", algorithms="ippo", seeds=2, jobs=0, log=list)
     assert main(["crossplay", "suite_mine/levers/ippo", "--episodes", "4"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert main(["crossplay", "suite_mine"]) == 2
@@ -150,7 +150,7 @@ def test_crossplay_command_accepts_a_folder_of_seeds(capsys):
 
 def test_run_without_usable_checkpoint_is_left_out_and_named(played):
     lines = []
-    options = {"algorithms": "ippo", "jobs": 0, "said": lines.append, "seeds": 4}
+    options = {"algorithms": "ippo", "jobs": 0, "log": lines.append, "seeds": 4}
     run_suite("mine.yaml", **options)
     shutil.rmtree("suite_mine/levers/ippo/seed1/checkpoints")
     [*_, last] = sorted(Path("suite_mine/levers/ippo/seed2/checkpoints").glob("*.pt"))
@@ -167,7 +167,7 @@ def test_run_without_usable_checkpoint_is_left_out_and_named(played):
 
 def test_failed_run_is_left_out_and_named(played):
     lines = []
-    options = {"algorithms": "ippo", "jobs": 0, "said": lines.append, "seeds": 3}
+    options = {"algorithms": "ippo", "jobs": 0, "log": lines.append, "seeds": 3}
     run_suite("mine.yaml", **options)
     found = [read_result(Path("suite_mine"), run) for run in make_plan("mine.yaml", **PLAN).runs]
     found[1] = replace(found[1], state="failed", summary={})
@@ -197,7 +197,7 @@ def test_unknown_score_and_unsuitable_tasks_are_refused(here):
         .replace("learner: {minibatch", "learner: {bootstrap: agent, minibatch")
     )
     with pytest.raises(ConfigError, match="score: crossplay, but .* has two sides"):
-        run_suite("mine.yaml", algorithms="ippo", seeds=2, jobs=0, said=list)
+        run_suite("mine.yaml", algorithms="ippo", seeds=2, jobs=0, log=list)
 
 
 def test_other_play_without_symmetries_is_refused_at_the_start(here, capsys):

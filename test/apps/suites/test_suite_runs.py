@@ -81,10 +81,25 @@ def test_stopped_suite_resumes_exactly(monkeypatch, capsys):
     assert frames_of(run_of("three")) == 80
     assert main(["suite", "mine.yaml", "--resume", "--jobs", "0"]) == 0
     assert [row["state"] for row in rows()] == ["finished", "finished"]
-    run_suite("mine.yaml", algorithms=["mappo"], seeds=[0], out="whole", jobs=0, said=list)
+    run_suite("mine.yaml", algorithms=["mappo"], seeds=[0], out="whole", jobs=0, log=list)
     for task in ("two", "three"):
         assert_same_run(run_of(task), run_of(task, "whole"))
     assert float(rows()[1]["elapsed"]) >= float(rows()[1]["seconds"]) > 0
+
+
+def test_results_name_the_runs_that_have_begun(monkeypatch):
+    """A suite that is killed leaves them so."""
+    states = []
+    began = Board.began
+
+    def record(board, *places):
+        states.append([row["state"] for row in rows()])
+        began(board, *places)
+
+    monkeypatch.setattr(Board, "began", record)
+    run_suite("mine.yaml", algorithms="mappo", seeds=1, frames=40, jobs=0, log=list)
+    assert states == [["begun", "waiting"], ["finished", "begun"]]
+    assert [row["state"] for row in rows()] == ["finished", "finished"]
 
 
 def run_of(task, out="suite_mine"):
@@ -92,7 +107,7 @@ def run_of(task, out="suite_mine"):
 
 
 def test_invalid_summary_is_rewritten():
-    options = {"algorithms": "mappo", "tasks": "two", "seeds": 1, "jobs": 0, "said": list}
+    options = {"algorithms": "mappo", "tasks": "two", "seeds": 1, "jobs": 0, "log": list}
     (first,) = run_suite("mine.yaml", frames=40, **options)
     path = run_of("two") / "summary.json"
     path.write_text(json.dumps(first.summary | {"return_after": "high"}))
@@ -101,11 +116,11 @@ def test_invalid_summary_is_rewritten():
 
 
 def test_suite_can_be_extended_in_its_folder():
-    options = {"jobs": 0, "said": list, "frames": 40}
+    options = {"jobs": 0, "log": list, "frames": 40}
     run_suite("mine.yaml", algorithms="mappo", tasks="two", seeds=1, **options)
     before = run_of("two").joinpath("summary.json").stat().st_mtime_ns
     lines = []
-    options["said"] = lines.append
+    options["log"] = lines.append
     found = run_suite("mine.yaml", algorithms="mappo,ippo", tasks="two", resume=True, **options)
     assert [one.state for one in found] == ["finished", "finished"]
     assert run_of("two").joinpath("summary.json").stat().st_mtime_ns == before
@@ -141,7 +156,7 @@ def test_suite_with_together_resumes_as_populations(monkeypatch):
 
 
 def test_changed_settings_are_refused_on_resume(capsys):
-    run_suite("mine.yaml", algorithms="mappo", tasks="two", seeds=1, frames=40, jobs=0, said=list)
+    run_suite("mine.yaml", algorithms="mappo", tasks="two", seeds=1, frames=40, jobs=0, log=list)
     command = ["suite", "mine.yaml", "--resume", "--jobs", "0"]
     assert main([*command, "learner.lr=0.5"]) == 2
     found = capsys.readouterr().err
@@ -177,7 +192,7 @@ def test_folders_that_are_no_suite_are_not_overwritten(here, capsys):
         assert main(["suite", "mine.yaml", "--out", "papers", *more]) == 2
         assert "exists and is not a suite's folder" in capsys.readouterr().err
     assert [path.name for path in (here / "papers").iterdir()] == ["thesis.tex"]
-    run_suite("mine.yaml", algorithms="mappo", tasks="two", seeds=1, frames=40, jobs=0, said=list)
+    run_suite("mine.yaml", algorithms="mappo", tasks="two", seeds=1, frames=40, jobs=0, log=list)
     assert main(["suite", "mine.yaml", "--dry-run"]) == 2
     assert "exists; add --resume to continue it" in capsys.readouterr().err
     assert main(["suite", "mine.yaml", "--dry-run", "--resume", "learner.gamma=0.5"]) == 2

@@ -151,7 +151,7 @@ class TestCommand:
             seeds=[3],
             jobs=0,
             out=tmp_path / "sweep",
-            said=lambda text: None,
+            log=lambda text: None,
             **SHORT,
         )[:1]
         alone = train(RECIPE, folder=tmp_path / "alone", seed=3, learner={"lr": 1e-2}, **SHORT)
@@ -213,7 +213,7 @@ def test_logging_handlers_of_other_libraries_stay_open(tmp_path, monkeypatch):
 @pytest.mark.ray
 def test_ray_launcher_resumes_started_runs(tmp_path, monkeypatch):
     pytest.importorskip("ray")
-    given = {"seeds": 1, "out": tmp_path / "out", "said": lambda text: None, **SHORT}
+    given = {"seeds": 1, "out": tmp_path / "out", "log": lambda text: None, **SHORT}
     grid = {"learner.lr": [1e-3, 1e-2]}
 
     def fail(self):

@@ -39,7 +39,7 @@ TIMES = ("seconds", "frames_per_second")
 
 
 def sweep(out, seeds=2, grid=GRID, **how):
-    quiet = {"jobs": 0, "said": lambda text: None, "together": True}
+    quiet = {"jobs": 0, "log": lambda text: None, "together": True}
     return run_sweep(RECIPE, grid, seeds=seeds, out=out, **quiet | how, **SMALL)
 
 
@@ -120,10 +120,10 @@ def test_sweep_resumes_exactly_with_more_runs(tmp_path):
         patch.setattr(Training, "step", fail)
         half = sweep(tmp_path / "half")
     assert [one.state for one in half] == ["failed"] * 8 and "power" in half[0].error
-    said = []
-    again = sweep(tmp_path / "half", seeds=3, resume=True, together=False, said=said.append)
+    lines = []
+    again = sweep(tmp_path / "half", seeds=3, resume=True, together=False, log=lines.append)
     assert [one.state for one in again] == ["finished"] * 12
-    assert said[0] == "trained alone, since the program of the others has begun: 4 runs"
+    assert lines[0] == "trained alone, since the program of the others has begun: 4 runs"
     for one, other in zip(whole, again[:8], strict=True):
         for name in ("metrics.csv", "evaluation.csv"):
             assert table(one.folder / name) == table(other.folder / name)

@@ -214,14 +214,14 @@ def _result_row(one: Result) -> dict[str, Any]:
 
 
 def read_rows(out: Path) -> dict[str, dict[str, str]]:
-    """Reads the rows of ``results.csv`` by run folder, without runs whose folder was removed."""
+    """Reads the rows of ``results.csv`` by run folder, without ended runs whose folder is gone."""
     try:
         with (out / "results.csv").open(newline="", encoding="utf-8") as file:
             rows = {row["folder"]: row for row in csv.DictReader(file)}
             return {
                 folder: row
                 for folder, row in rows.items()
-                if row["state"] == "waiting" or (out / folder).is_dir()
+                if row["state"] in ("waiting", "begun") or (out / folder).is_dir()
             }
     except (OSError, ValueError, KeyError, TypeError, csv.Error):
         return {}

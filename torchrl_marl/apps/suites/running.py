@@ -86,7 +86,7 @@ def run_suite(
     slurm: Mapping[str, Any] = MappingProxyType({}),
     trust: bool = False,
     together: bool = False,
-    said: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
     **settings: Any,
 ) -> list[Result]:
     """Trains the runs of a suite, each in a folder such as ``out/task/algorithm/seed0``.
@@ -115,7 +115,7 @@ def run_suite(
             in this process.
         launcher (str): ``processes`` of this machine, ``ray`` tasks, or ``slurm`` jobs.
         slurm (mapping): options for Slurm, such as ``{"timeout_min": 60}``.
-        said (callable): called with a line for each run that has ended.
+        log (callable): called with a line for each run that has ended.
         **settings: settings of all runs, such as ``execution="compile"`` or
             ``**{"learner.lr": 1e-3}``.
 
@@ -128,7 +128,7 @@ def run_suite(
     Examples:
         >>> import tempfile
         >>> (result,) = run_suite("toy", tasks="matrix_game", algorithms="mappo", seeds=1,
-        ...                       frames=512, out=tempfile.mkdtemp(), jobs=0, said=lambda text: 0,
+        ...                       frames=512, out=tempfile.mkdtemp(), jobs=0, log=lambda text: 0,
         ...                       evaluation={"both": False})
         >>> result.state, result.summary["frames"]
         ('finished', 512)
@@ -139,11 +139,11 @@ def run_suite(
         options: dict[str, Any] = {"launcher": launcher, "slurm": slurm}
         if together or (resume and trains_populations(folder)):
             options |= {"gather": train_as_populations(populations(plan, folder)), "together": True}
-        results = train_plan(plan, folder, resume=resume, jobs=jobs, log=said, **options)
+        results = train_plan(plan, folder, resume=resume, jobs=jobs, log=log, **options)
         if plan.suite.score == "crossplay":
             from torchrl_marl.apps.suites.strangers import play_other_seeds
 
-            play_other_seeds(results, folder, trust=trust, log=said)
+            play_other_seeds(results, folder, trust=trust, log=log)
         return results
 
 
@@ -313,7 +313,7 @@ class _SuiteRunner:
         plan: Plan,
         out: Path,
         jobs: int,
-        said: Callable[[str], None],
+        log: Callable[[str], None],
         where: str,
         slurm: Mapping[str, Any],
         gather: Gather,
@@ -323,7 +323,7 @@ class _SuiteRunner:
         found = [read_result(out, run, before.get(run.place.as_posix(), 0.0)) for run in plan.runs]
         self.results = {one.run.place: one for one in found}
         self.waiting = gather(out, [one.run for one in found if not one.finished])
-        self.board = Board(self.results, max(jobs, 1), said)
+        self.board = Board(self.results, max(jobs, 1), log)
 
     def run(self) -> list[Result]:
         """Trains all runs and returns their results; writes the results even if interrupted."""
@@ -342,7 +342,11 @@ class _SuiteRunner:
         began: dict[int, float] = {}
 
         def begin(number: int) -> None:
-            self.board.began(*(run.place for run in self.waiting[number][1]))
+            places = [run.place for run in self.waiting[number][1]]
+            for place in places:
+                self.results[place] = dataclasses.replace(self.results[place], state="begun")
+            self._write_results()
+            self.board.began(*places)
             began[number] = time.monotonic()
 
         jobs = Jobs(

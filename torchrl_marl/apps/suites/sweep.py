@@ -63,7 +63,7 @@ def run_sweep(
     launcher: str = "processes",
     slurm: Mapping[str, Any] = MappingProxyType({}),
     trust: bool = False,
-    said: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
     **settings: Any,
 ) -> list[Result]:
     """Trains every combination of a grid of settings, in folders ``out/RECIPE/COMBINATION/seedN``.
@@ -84,7 +84,7 @@ def run_sweep(
         launcher (str): ``processes`` of this machine, ``ray`` tasks, or ``slurm`` jobs.
         slurm (mapping): options for Slurm, such as ``{"timeout_min": 60}``.
         trust (bool): True to run code and follow links of a folder that another user owns.
-        said (callable): called with a line for each run that has ended.
+        log (callable): called with a line for each run that has ended.
         **settings: settings of all runs.
 
     Returns:
@@ -97,7 +97,7 @@ def run_sweep(
     Examples:
         >>> import tempfile
         >>> found = run_sweep("toy_matrix_game_mappo", {"learner.lr": [1e-3, 1e-2]}, seeds=1,
-        ...                   out=tempfile.mkdtemp(), jobs=0, said=lambda text: 0,
+        ...                   out=tempfile.mkdtemp(), jobs=0, log=lambda text: 0,
         ...                   total_frames=512, evaluation={"both": False})
         >>> [(result.run.algorithm, result.state) for result in found]
         [('lr=0.001', 'finished'), ('lr=0.01', 'finished')]
@@ -106,8 +106,8 @@ def run_sweep(
         plan = make_sweep(recipe, grid, seeds=seeds, settings=settings)
         folder = Path(f"sweep_{plan.suite.name}" if out is None else out)
         options: dict[str, Any] = {"launcher": launcher, "slurm": slurm}
-        options["gather"] = _make_gather(recipe, grid, plan, together, said)
-        return train_plan(plan, folder, resume=resume, jobs=jobs, log=said, **options)
+        options["gather"] = _make_gather(recipe, grid, plan, together, log)
+        return train_plan(plan, folder, resume=resume, jobs=jobs, log=log, **options)
 
 
 def make_sweep(
@@ -178,7 +178,7 @@ def _check_grid(grid: Grid, base: Mapping[str, Any]) -> None:
 
 
 def _make_gather(
-    recipe: str | Path, grid: Grid, plan: Plan, together: bool, said: Callable[[str], None]
+    recipe: str | Path, grid: Grid, plan: Plan, together: bool, log: Callable[[str], None]
 ) -> Gather:
     """Returns a function that gathers runs into trainings, after checks of the population."""
     population = partial(_population_config, recipe, grid, plan.selection["settings"])
@@ -199,7 +199,7 @@ def _make_gather(
         if config is None or not members:
             return train_separately(out, others)
         if others:
-            said(f"trained alone, since the program of the others has begun: {len(others)} runs")
+            log(f"trained alone, since the program of the others has begun: {len(others)} runs")
         return [
             (dataclasses.replace(config, folder=str(folder)), members),
             *train_separately(out, others),
