@@ -144,6 +144,10 @@ NAN, MASKED = (
         ({"terminated": "walker_0"}, "terminated is 'walker_0', expected a list"),
         ({"terminated": ["wolf_0"]}, "agent 'wolf_0' is not declared"),
         ({"type": "end", "truncated": "no"}, "truncated is 'no', expected true or false"),
+        ({"state": f32([1, 2])}, "a state is sent, expected none; declare its state_size"),
+        ({"action_masks": {"walker_1": [1, 0]}}, "'walker_1': an action_mask is sent, expected"),
+        ({"action_masks": {"walker_7": [1, 0]}}, "agent 'walker_7' is not declared"),
+        ({"action_masks": [1, 0]}, "action_masks are [1, 0], expected a map"),
     ],
 )  # fmt: skip
 def test_invalid_message_drops_only_its_client(message, said):

@@ -103,6 +103,7 @@ class ClientSlots:
             for i, agent in enumerate(group.names)
         }
         self._agent_names = tuple(self._index)
+        self._masked_agents = {name for name, (own, _) in self._index.items() if own.kind.mask}
         size = declared.state_size
         self.state = None if size is None else np.zeros((capacity, size), np.float32)
         self.ends, self.cut = np.zeros(capacity, bool), np.zeros(capacity, bool)
@@ -141,6 +142,7 @@ class ClientSlots:
         for group in self.groups.values():
             if group.legal is not None and (legal is not None or not last):
                 self._read_action_masks(group, slot, legal)
+        self._check_declared(_read_map(message, "action_masks"), message.get("state"))
         self.ends[slot] = last
         truncated = message.get("truncated")
         if truncated not in (None, False, True):
@@ -207,6 +209,18 @@ class ClientSlots:
                     f"{group.legal.shape[2]} flags, one for each action."
                 )
             group.legal[slot, i] = [bool(x) for x in own]
+
+    def _check_declared(self, legal: Mapping[str, Any], state: Any) -> None:
+        """Checks that masks and a state were declared: they would have no effect."""
+        if state and self.state is None:
+            raise InvalidMessageError("a state is sent, expected none; declare its state_size.")
+        if legal and not self._masked_agents.issuperset(legal):
+            self._check_names(legal)
+            name = next(name for name in legal if name not in self._masked_agents)
+            raise InvalidMessageError(
+                f"agent {name!r}: an action_mask is sent, expected none; declare "
+                '{"n_actions": ..., "mask": true} as its action.'
+            )
 
     def faults(self, slots: np.ndarray) -> dict[int, str]:
         """Returns the errors found in the messages, as a dict: slot -> a sentence."""
