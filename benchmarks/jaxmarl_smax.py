@@ -30,6 +30,7 @@ OURS = {
     "rmappo": "torchrl_marl, `rmappo`: settings of `mappo_rnn_smax.py`",
     "rpqn": "torchrl_marl, `rpqn`: settings of `pqn_vdn_rnn.py`",
     "mappo": "torchrl_marl, `mappo`: no memory, the suite's settings",
+    "pqn": "torchrl_marl, `pqn`: no memory, the suite's settings",
 }
 BATCH = 128 * 128  # frames of a batch of both sides
 
@@ -64,7 +65,8 @@ on the other core (see the load).
 Theirs are JaxMARL's scripts with its files for SMAX. Only the map, the seed and the frames are
 changed, and evaluations in between are left out. These settings are its authors' for 10 M frames.
 `rmappo` and `rpqn` have the same numbers, as far as our settings can say them; `rpqn` has layer
-norm in place of batch norm. `mappo` was tuned by us on 3m and 2s3z."""
+norm in place of batch norm. `mappo` was tuned by us on 3m and 2s3z. On harder maps
+nothing was tuned."""
 
 
 def main() -> None:
