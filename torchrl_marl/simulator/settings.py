@@ -287,43 +287,75 @@ def copy_settings(
         (16, 30)
     """
     of_envs = frozenset(rows)
-    shown = walk_simulator(leader, exclude)
-    wanted = shown.structure()
-    walk = walk_simulator(twin, exclude)
-    copies: dict[int, Tensor] = {}
-    objects = {path_name(path): x for path, x in walk.objects.items()}
-    moves = of_envs if moving is None else of_envs & frozenset(moving)
-    for path, value in list(walk.slots()):
-        new = wanted.get(path_name(path[:-1]), {}).get(path[-1])
-        if path in shown.tensors and path not in moves:
-            x = shown.tensors[path]
-            if path not in of_envs and _may_hold_envs(path, x, value, sizes, bool(of_envs)):
+    walks = walk_simulator(twin, exclude), walk_simulator(leader, exclude)
+    settings = _SettingsCopy(*walks, sizes, of_envs)
+    settings.copy_slots(of_envs if moving is None else of_envs & frozenset(moving))
+    settings.copy_overrides()
+
+
+class _SettingsCopy:
+    """Copy of a leader's settings to its twin.
+
+    Args:
+        twin, leader (SimulatorWalk): objects of both simulators.
+        sizes (tuple): numbers of envs of twin and leader.
+        of_envs (frozenset of Path): tensors with the envs in the first dim.
+    """
+
+    def __init__(
+        self,
+        twin: SimulatorWalk,
+        leader: SimulatorWalk,
+        sizes: tuple[int, int],
+        of_envs: frozenset[Path],
+    ) -> None:
+        self.twin, self.leader, self.sizes, self.of_envs = twin, leader, sizes, of_envs
+        self._copies: dict[int, Tensor] = {}  # tensors with several references stay shared
+
+    def copy_slots(self, moving: frozenset[Path]) -> None:
+        """Copies all values that the twin has, too, except tensors that steps write."""
+        wanted = self.leader.structure()
+        objects = {path_name(path): x for path, x in self.twin.objects.items()}
+        for path, value in list(self.twin.slots()):
+            new = wanted.get(path_name(path[:-1]), {}).get(path[-1])
+            if path in self.leader.tensors and path not in moving:
+                self._copy_tensor(path, value)
+            elif isinstance(new, list):
+                if not _scales_with_envs(value, new[0], self.sizes):
+                    set_child(self.twin.objects[path[:-1]], path[-1], new[0])
+            elif new is not None and id(value) in self.twin.path_of:
+                set_child(self.twin.objects[path[:-1]], path[-1], objects.get(new, value))
+
+    def _copy_tensor(self, path: Path, value: Any) -> None:
+        x, per_env = self.leader.tensors[path], path in self.of_envs
+        if not per_env and self._may_hold_envs(path, x, value):
+            return
+        if id(x) not in self._copies:
+            row = torch.arange(self.sizes[0], device=x.device) % self.sizes[1]
+            self._copies[id(x)] = x.detach()[row] if per_env else x.detach().clone()
+        # A tensor with equal values is kept, so that it does not count as written.
+        if not per_env or not _equal_tensors(value, self._copies[id(x)]):
+            set_child(self.twin.objects[path[:-1]], path[-1], self._copies[id(x)])
+
+    def copy_overrides(self) -> None:
+        """Copies attributes of a class that an object of the leader overrides."""
+        for path, holder in self.leader.objects.items():
+            own = getattr(self.twin.objects.get(path), "__dict__", None)
+            if own is None:
                 continue
-            if id(x) not in copies:
-                row = torch.arange(sizes[0], device=x.device) % sizes[1]
-                copies[id(x)] = x.detach()[row] if path in of_envs else x.detach().clone()
-            # A tensor with equal values is kept, so that it does not count as written.
-            if path not in of_envs or not _equal_tensors(value, copies[id(x)]):
-                set_child(walk.objects[path[:-1]], path[-1], copies[id(x)])
-        elif isinstance(new, list):
-            if not _scales_with_envs(value, new[0], sizes):
-                set_child(walk.objects[path[:-1]], path[-1], new[0])
-        elif new is not None and id(value) in walk.path_of:
-            set_child(walk.objects[path[:-1]], path[-1], objects.get(new, value))
-    for path, holder in shown.objects.items():  # attributes of the class that the leader overrides
-        own = getattr(walk.objects.get(path), "__dict__", None)
-        if own is None:
-            continue
-        for key, x in getattr(holder, "__dict__", {}).items():
-            slot = (*path, key)
-            if key in own or not shown.enters(slot) or slot in of_envs:
-                continue
-            if isinstance(x, SCALARS):
-                own[key] = x
-            elif not isinstance(x, Tensor) or not hasattr(type(holder), key):
-                continue
-            elif not _may_hold_envs(slot, x, None, sizes, bool(of_envs)):
-                own[key] = x.detach().clone()
+            for key, x in getattr(holder, "__dict__", {}).items():
+                slot = (*path, key)
+                if key in own or not self.leader.enters(slot) or slot in self.of_envs:
+                    continue
+                if isinstance(x, SCALARS):
+                    own[key] = x
+                elif not isinstance(x, Tensor) or not hasattr(type(holder), key):
+                    continue
+                elif not self._may_hold_envs(slot, x, None):
+                    own[key] = x.detach().clone()
+
+    def _may_hold_envs(self, path: Path, x: Tensor, value: Any) -> bool:
+        return _may_hold_envs(path, x, value, self.sizes, bool(self.of_envs))
 
 
 def _may_hold_envs(path: Path, x: Tensor, value: Any, sizes: tuple[int, int], probed: bool) -> bool:

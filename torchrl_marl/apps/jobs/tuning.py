@@ -145,35 +145,8 @@ def tune(
 
     Reference: Akiba et al., 2019, https://arxiv.org/abs/1907.10902 (Optuna).
     """
-    if prune not in (None, "asha"):
-        raise ConfigError(f"prune is {quoted(prune)}, expected asha or nothing.")
-    if importlib.util.find_spec("optuna") is None:
-        raise MissingExtraError("optuna", "tune")
-    if not choices:
-        raise ConfigError(
-            "no setting has a range, expected one or more, such as learner.lr=1e-4..1e-2:log."
-        )
-    if together < 2 or trials < together:
-        raise ConfigError(
-            f"trials is {trials} and together {together}, expected together >= 2 and trials >= "
-            "together; use --trials 32 --together 8."
-        )
-    _check_names(choices, settings)
-    folder = Path(folder)
-    base = load_config(recipe, [*settings, f"population.size={together}"])
-    load_config(
-        replace(base, population=replace(base.population, vary=_ranges_as_settings(choices))), {}
-    )
-    if base.evolution.method != "none":
-        raise ConfigError(
-            f"evolution.method is {base.evolution.method!r}, expected none: a trial keeps its "
-            "settings; use evolution.method=none."
-        )
-    if prune and base.evaluation.absolute_episodes:
-        raise ConfigError(
-            f"evaluation.absolute_episodes is {base.evaluation.absolute_episodes}, expected 0 with "
-            "--prune, which ends trials at different times; use evaluation.absolute_episodes=0."
-        )
+    _check_request(choices, settings, trials, together, prune)
+    base, folder = _read_recipe(recipe, choices, settings, together, prune), Path(folder)
     rungs = rungs_of(base) if prune else []
     with _lock_folder(folder):
         study = _open_study(folder, base.seed, pruner_of(rungs))
@@ -189,6 +162,55 @@ def tune(
                 _run_trials(study, base, choices, folder, log)
         _write_table(study, choices, folder)
         return _write_best(study, folder)
+
+
+def _check_request(
+    choices: Sequence[Choice],
+    settings: Sequence[str],
+    trials: int,
+    together: int,
+    prune: str | None,
+) -> None:
+    """Checks the arguments of a search that do not depend on the recipe."""
+    if prune not in (None, "asha"):
+        raise ConfigError(f"prune is {quoted(prune)}, expected asha or nothing.")
+    if importlib.util.find_spec("optuna") is None:
+        raise MissingExtraError("optuna", "tune")
+    if not choices:
+        raise ConfigError(
+            "no setting has a range, expected one or more, such as learner.lr=1e-4..1e-2:log."
+        )
+    if together < 2 or trials < together:
+        raise ConfigError(
+            f"trials is {trials} and together {together}, expected together >= 2 and trials >= "
+            "together; use --trials 32 --together 8."
+        )
+    _check_names(choices, settings)
+
+
+def _read_recipe(
+    recipe: str | Path,
+    choices: Sequence[Choice],
+    settings: Sequence[str],
+    together: int,
+    prune: str | None,
+) -> TrainConfig:
+    """Returns the settings that all trials share, checked together with the ranges."""
+    base = load_config(recipe, [*settings, f"population.size={together}"])
+    load_config(
+        replace(base, population=replace(base.population, vary=_ranges_as_settings(choices))), {}
+    )
+    if base.evolution.method != "none":
+        raise ConfigError(
+            f"evolution.method is {base.evolution.method!r}, expected none: a trial keeps its "
+            "settings; use evolution.method=none."
+        )
+    if prune and base.evaluation.absolute_episodes:
+        raise ConfigError(
+            f"evaluation.absolute_episodes is {base.evaluation.absolute_episodes}, expected 0 with "
+            "--prune, which ends trials at different times; use evaluation.absolute_episodes=0."
+        )
+    return base
 
 
 def _check_names(choices: Sequence[Choice], settings: Sequence[str]) -> None:
