@@ -18,11 +18,11 @@ SETTINGS = {"checkpoint.every_iterations": 1, "evaluation.episodes": 1}
 
 @pytest.fixture
 def disk(tmp_path):
-    """A disk of 2 MB if one can be mounted."""
+    """A disk of 8 MB if one can be mounted."""
     folder = tmp_path / "disk"
     folder.mkdir()
     try:
-        mount("size=2m", "tmpfs", folder)
+        mount("size=8m", "tmpfs", folder)
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("no disk can be made here")
     yield folder
@@ -118,3 +118,18 @@ def test_plot_to_an_invalid_path_raises(tmp_path, out):
     with pytest.raises(WriteError, match="cannot be written"):
         learning_curve(run.folder, path=tmp_path / out)
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_search_resumes_after_a_full_disk(disk, capsys):
+    pytest.importorskip("optuna")
+    out = disk / "tuned"
+    settings = ["total_frames=40", "frames_per_batch=40", "execution=eager", "env.num_envs=4"]
+    settings += ["learner.minibatch_size=20", "learner.num_epochs=1", "evaluation.episodes=2"]
+    tune = ["tune", "toy_arena_mappo", "learner.lr=1e-4..1e-2:log", *settings, "--together", "2"]
+    filler = fill(disk)
+    assert main([*tune, "--trials", "4", "--out", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert f"{str(out / 'study.log')!r} cannot be written (No space left on device)" in error
+    filler.unlink()
+    assert main([*tune, "--trials", "4", "--out", str(out)]) == 0
+    assert len((out / "trials.csv").read_text().splitlines()) == 5

@@ -99,6 +99,25 @@ def test_resumed_search_proposes_the_same_trials(tmp_path):
     assert rows_of(tmp_path / "whole") == rows_of(tmp_path / "parts")
 
 
+def test_log_with_an_incomplete_line_is_mended(tmp_path, capsys):
+    """A power failure may leave the log so. Other damage ends the search in a sentence."""
+    pytest.importorskip("optuna")
+    arguments = ["tune", "toy_arena_mappo", "learner.lr=1e-4..1e-2:log", "--together", "2", *SMALL]
+    arguments += ["--out", str(tmp_path / "out"), "--trials"]
+    log = tmp_path / "out" / "study.log"
+    assert main([*arguments, "2"]) == 0
+    before = rows_of(tmp_path / "out")
+    log.write_bytes(log.read_bytes()[:-5])
+    assert main([*arguments, "4"]) == 0
+    assert rows_of(tmp_path / "out")[:2] == before and len(rows_of(tmp_path / "out")) == 4
+    text = log.read_text()
+    for damaged in (text.replace('"op_code": 6', '"op_code" 6', 1), text.replace("tune", "tone")):
+        log.write_text(damaged)
+        capsys.readouterr()
+        assert main([*arguments, "4"]) == 2
+        assert f"{str(log)!r} is damaged" in capsys.readouterr().err
+
+
 def test_interrupted_population_resumes_with_the_same_size_only(tmp_path, monkeypatch, capsys):
     pytest.importorskip("optuna")
     command = [

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import importlib.util
+import json
 import math
 import os
 import re
@@ -26,13 +27,25 @@ from torchrl_marl.apps.jobs.halving import (
     rungs_of,
 )
 from torchrl_marl.apps.jobs.jobs import train_or_resume
-from torchrl_marl.errors import ConfigError, MissingExtraError, NonFiniteError, closest, quoted
+from torchrl_marl.errors import (
+    CheckpointError,
+    ConfigError,
+    MissingExtraError,
+    NonFiniteError,
+    closest,
+    quoted,
+)
 from torchrl_marl.learners.capabilities import VARYING
 from torchrl_marl.recipes import load_config
 from torchrl_marl.settings import flatten, shown
 from torchrl_marl.settings.layers import plain
 from torchrl_marl.training.config import TrainConfig, read_run_config, seed_folders
-from torchrl_marl.training.files import explain_write_errors, open_atomically, open_to_append
+from torchrl_marl.training.files import (
+    append,
+    explain_write_errors,
+    open_atomically,
+    open_to_append,
+)
 from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.origin import signed_yaml
 
@@ -305,17 +318,40 @@ def _open_study(folder: Path, seed: int, pruner: Any) -> Any:
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
+    path = folder / "study.log"
+
+    class StudyLog(JournalFileBackend):
+        def append_logs(self, logs: list[dict[str, Any]]) -> None:
+            append(path, "".join(json.dumps(log) + "\n" for log in logs))
+
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    with explain_write_errors(folder / "study.log"):
-        open_to_append(folder / "study.log").close()  # Optuna would follow a hard link
-    return optuna.create_study(
-        storage=JournalStorage(JournalFileBackend(str(folder / "study.log"))),
-        study_name="tune",
-        load_if_exists=True,
-        direction="maximize",
-        sampler=_make_sampler(seed),
-        pruner=pruner,
-    )
+    _cut_incomplete_line(path)
+    try:
+        storage = JournalStorage(StudyLog(str(path)))
+        study = optuna.create_study(
+            storage=storage,
+            study_name="tune",
+            load_if_exists=True,
+            direction="maximize",
+            sampler=_make_sampler(seed),
+            pruner=pruner,
+        )
+        (_,) = storage.get_all_studies()
+    except (ValueError, LookupError, TypeError, AssertionError) as error:
+        raise CheckpointError(
+            f"{str(path)!r} is damaged ({type(error).__name__}); restore it, or search in another "
+            "folder with --out."
+        ) from error
+    return study
+
+
+def _cut_incomplete_line(path: Path) -> None:
+    """Creates a log, or cuts the last line if a crash has left it incomplete."""
+    with (
+        explain_write_errors(path),
+        open_to_append(path) as file,
+    ):  # Optuna would follow a hard link
+        file.truncate(path.read_bytes().rfind(b"\n") + 1)
 
 
 @contextlib.contextmanager
