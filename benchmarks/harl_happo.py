@@ -15,7 +15,6 @@ import argparse
 import csv
 import os
 import statistics
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +54,7 @@ def checkout() -> Path:
 def train_harl(side: str, seed: int, path: Path, args: argparse.Namespace) -> Result:
     """Trains HARL's HAPPO, and returns what its script has written."""
     env, agent_conf, tuned = TASKS[args.task]
-    source = (args.harl or checkout()).resolve()
+    source = (args.source or checkout()).resolve()
     options = {
         "--config": source / "tuned_configs" / "mamujoco" / tuned / "happo" / "config.json",
         "--env": env,
@@ -77,6 +76,11 @@ def train_harl(side: str, seed: int, path: Path, args: argparse.Namespace) -> Re
 # ----------------------------------------------------------------------------------------- ours
 
 
+def train(side: str, seed: int, path: Path, args: argparse.Namespace) -> Result:
+    """Trains HARL's or ours, and returns its result."""
+    return (train_harl if side.startswith("harl") else train_ours)(side, seed, path, args)
+
+
 def train_ours(side: str, seed: int, path: Path, args: argparse.Namespace) -> Result:
     """Trains a run of the suite, and returns its curve."""
     evaluation = {"every_frames": args.evaluate_every, "episodes": args.episodes}
@@ -88,15 +92,6 @@ def train_ours(side: str, seed: int, path: Path, args: argparse.Namespace) -> Re
 
 
 # --------------------------------------------------------------------------------------- report
-
-
-def result(side: str, seed: int, folder: Path, args: argparse.Namespace) -> Result:
-    """Of one training, from an earlier call or from one now."""
-    path = folder / f"{args.task}_{side}_{args.frames}_seed{seed}.json"
-    train = train_harl if side.startswith("harl") else train_ours
-    return peers.load_or_train(
-        path, f"{SIDES[side]}, seed {seed}", lambda: train(side, seed, path, args)
-    )
 
 
 def table(found: dict[str, list[Result]], frames: int) -> str:
@@ -171,25 +166,19 @@ def main() -> None:
     """Trains all and reports."""
     parser = report.parser(__doc__, threads=(1,))
     parser.add_argument("--task", choices=list(TASKS), default="ant_4x2")
-    parser.add_argument("--sides", nargs="+", choices=list(SIDES), default=list(SIDES))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--frames", type=int, help="a multiple of 4,000")
-    parser.add_argument("--evaluate-every", type=int)
-    parser.add_argument("--episodes", type=int)
-    parser.add_argument("--harl", type=Path, help="folder with a checkout of HARL")
-    parser.add_argument("--python", type=Path, help="Python of an environment for HARL")
-    parser.add_argument("--results", type=Path, help="folder to keep and reuse results in")
-    args = parser.parse_args()
-    args.frames = args.frames or (8_000 if args.quick else 400_000)
-    args.evaluate_every = args.evaluate_every or (4_000 if args.quick else 100_000)
-    args.episodes = args.episodes or (2 if args.quick else 32)
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = args.results or Path(scratch)
-        folder.mkdir(parents=True, exist_ok=True)
-        found: dict[str, list[Result]] = {side: [] for side in args.sides}
-        for side in args.sides:
-            for seed in args.seeds:
-                found[side].append(result(side, seed, folder, args))
+    parser.add_argument("--evaluate-every", type=int, help="frames; default: a quarter of all")
+    args = peers.arguments(
+        parser,
+        "HARL",
+        [*SIDES],
+        [*SIDES],
+        seeds=[0],
+        frames=400_000,
+        batch=4_000,
+        episodes=("--episodes", 32),
+    )
+    args.evaluate_every = args.evaluate_every or max(4_000, args.frames // 4)
+    found = peers.results(args.task, train, args)
     publish(found, args)
 
 

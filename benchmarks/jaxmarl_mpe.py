@@ -16,6 +16,7 @@ import statistics
 from pathlib import Path
 
 import jaxmarl_peers
+import peers
 import report
 from jaxmarl_peers import Result
 
@@ -71,8 +72,9 @@ def main() -> None:
     parser = report.parser(__doc__, threads=(1,))
     parser.add_argument("--task", default="simple_spread", help="environment of MPE")
     parser.add_argument("--version", type=int, default=3, help="its version in JaxMARL")
-    args = jaxmarl_peers.arguments(
+    args = peers.arguments(
         parser,
+        "JaxMARL",
         [*THEIRS, *OURS],
         ["ippo_ff", "pqn_vdn_ff", "mappo", "ippo", "pqn"],
         seeds=[0, 1, 2],
@@ -80,7 +82,7 @@ def main() -> None:
         batch=BATCH,
         episodes=("--episodes", 1000),
     )
-    found = jaxmarl_peers.results(args.task, train, args)
+    found = peers.results(args.task, train, args)
     jaxmarl_peers.publish(
         f"jaxmarl_mpe_{args.task}",
         f"JaxMARL and ours on MPE's {args.task}",

@@ -1,4 +1,4 @@
-"""Options, training and report of the comparisons with JaxMARL, for MPE and SMAX.
+"""Training and report of the comparisons with JaxMARL, for MPE and SMAX.
 
 JaxMARL trains by a script in a virtual environment that is created for it. Its own scripts and
 settings come from GitHub. Ours are runs of a suite.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,56 +18,13 @@ import peers
 import report
 from jaxmarl_recipes import play_episodes
 
-__all__ = ["arguments", "publish", "results", "seconds", "train_ours", "train_theirs"]
+__all__ = ["publish", "seconds", "train_ours", "train_theirs"]
 
 ADDRESS = "https://github.com/FLAIROx/JaxMARL"
 COMMIT = "c793d095618c6d3edfb5632802348f57b70a4b94"
 NEEDS = (["jaxmarl==0.2.0", "flax", "optax", "six", "distrax", "pyyaml"],)
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 Result = dict[str, Any]
-Train = Callable[[str, int, Path, argparse.Namespace], Result]
-
-
-# -------------------------------------------------------------------------------------- options
-
-
-def arguments(
-    parser: argparse.ArgumentParser,
-    sides: Sequence[str],
-    default_sides: Sequence[str],
-    *,
-    seeds: Sequence[int],
-    frames: int,
-    batch: int,
-    episodes: tuple[str, int],
-) -> argparse.Namespace:
-    """Adds the options that both comparisons have, and reads the command line.
-
-    Args:
-        parser (ArgumentParser): with the options of one comparison.
-        sides, default_sides (sequence of str): what can be trained, and what is by default.
-
-    Keyword Args:
-        seeds (sequence of int): by default.
-        frames (int): by default.
-        batch (int): number that divides the frames; the frames of ``--quick``.
-        episodes (tuple): option for the number of episodes, and its default; read as ``episodes``.
-    """
-    option, count = episodes
-    metavar = option.removeprefix("--").upper()
-    parser.add_argument("--sides", nargs="+", choices=list(sides), default=list(default_sides))
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(seeds))
-    parser.add_argument("--frames", type=int, help=f"a multiple of {batch:,}; default: {frames:,}")
-    parser.add_argument(option, dest="episodes", metavar=metavar, type=int, default=count)
-    parser.add_argument("--jaxmarl", type=Path, help="folder with a checkout of JaxMARL")
-    parser.add_argument("--python", type=Path, help="Python of an environment for JaxMARL")
-    parser.add_argument("--results", type=Path, help="folder to keep and reuse results in")
-    args = parser.parse_args()
-    args.frames = args.frames or (batch if args.quick else frames)
-    args.episodes = 8 if args.quick else args.episodes
-    if args.frames % batch:
-        raise SystemExit(f"--frames is no multiple of {batch:,}, the frames of a batch.")
-    return args
 
 
 # ------------------------------------------------------------------------------------- training
@@ -95,10 +51,10 @@ def train_theirs(
         side (str): algorithm.
         seed (int): random seed.
         path (Path): file of the result.
-        args (Namespace): from :func:`arguments`.
+        args (Namespace): from :func:`peers.arguments`.
         script_options (mapping): options that only this script has.
     """
-    source = (args.jaxmarl or checkout()).resolve()
+    source = (args.source or checkout()).resolve()
     options = {
         "--source": source,
         "--algorithm": side,
@@ -124,6 +80,7 @@ def train_ours(
     """
     from torchrl_marl.training import Run
 
+    os.environ.setdefault("XLA_FLAGS", ONE_THREAD)  # JAX takes as many threads as torch
     evaluation = {"every_frames": args.frames, "episodes": 2}
     settings = {"quick": args.quick, "frames": args.frames, "evaluation": evaluation}
     found = peers.train_by_suite(suite, side, task, seed, path.with_suffix(""), **settings)
@@ -152,28 +109,6 @@ def mean_of_episodes(run: Any, episodes: int, measured: str) -> float:
     return mean
 
 
-def results(env_name: str, train: Train, args: argparse.Namespace) -> dict[str, list[Result]]:
-    """Returns the results of all sides and seeds; those of an earlier call are reused.
-
-    Args:
-        env_name (str): name of the task or map.
-        train (callable): trains a side with a seed; gets the result's file and the options.
-        args (Namespace): from :func:`arguments`.
-    """
-    # JAX takes as many threads as torch.
-    os.environ.setdefault("XLA_FLAGS", ONE_THREAD)
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = args.results or Path(scratch)
-        folder.mkdir(parents=True, exist_ok=True)
-
-        def result(side: str, seed: int) -> Result:
-            path = folder / f"{env_name}_{side}_{args.frames}_seed{seed}.json"
-            title = f"{side} on {env_name}, seed {seed}"
-            return peers.load_or_train(path, title, lambda: train(side, seed, path, args))
-
-        return {side: [result(side, seed) for seed in args.seeds] for side in args.sides}
-
-
 # --------------------------------------------------------------------------------------- report
 
 
@@ -198,7 +133,7 @@ def publish(
         section (tuple): heading of the table, and the table.
         method (str): how it was measured.
         found (mapping): side -> results.
-        args (Namespace): from :func:`arguments`.
+        args (Namespace): from :func:`peers.arguments`.
     """
     runs = [(side, result) for side, of_seeds in found.items() for result in of_seeds]
     versions = next((result["versions"] for _, result in runs if "versions" in result), {})

@@ -17,6 +17,7 @@ import statistics
 from pathlib import Path
 
 import jaxmarl_peers
+import peers
 import report
 from jaxmarl_peers import Result
 
@@ -73,8 +74,9 @@ def main() -> None:
     """Trains all and reports."""
     parser = report.parser(__doc__, threads=(1,))
     parser.add_argument("--map", default="5m_vs_6m")
-    args = jaxmarl_peers.arguments(
+    args = peers.arguments(
         parser,
+        "JaxMARL",
         [*THEIRS, *OURS],
         ["ippo_rnn", "mappo_rnn", "rmappo", "mappo"],
         seeds=[0],
@@ -82,7 +84,7 @@ def main() -> None:
         batch=BATCH,
         episodes=("--battles", 500),
     )
-    found = jaxmarl_peers.results(args.map, train, args)
+    found = peers.results(args.map, train, args)
     jaxmarl_peers.publish(
         f"jaxmarl_smax_{args.map}",
         f"JaxMARL and ours on SMAX {args.map}",
