@@ -355,21 +355,18 @@ class _SettingsCopy:
                     own[key] = x.detach().clone()
 
     def _may_hold_envs(self, path: Path, x: Tensor, value: Any) -> bool:
-        return _may_hold_envs(path, x, value, self.sizes, bool(self.of_envs))
-
-
-def _may_hold_envs(path: Path, x: Tensor, value: Any, sizes: tuple[int, int], probed: bool) -> bool:
-    """Returns whether a tensor that no probe had may have the envs in its first dim."""
-    if isinstance(value, Tensor):
-        return x.shape != value.shape and (not probed or x.shape[:1] == (sizes[1],))
-    if sizes[0] == sizes[1] or x.shape[:1] != (sizes[1],):
-        return False
-    if not probed:
-        return True
-    raise SimulatorStateError(
-        f"{path_name(path)} was not a tensor when the environment was built, and has {sizes[1]} "
-        "rows now, which may or may not be the envs; create it as a tensor in the constructor."
-    )
+        """Returns whether a tensor that no probe had may have the envs in its first dim."""
+        n_envs, probed = self.sizes[1], bool(self.of_envs)
+        if isinstance(value, Tensor):
+            return x.shape != value.shape and (not probed or x.shape[:1] == (n_envs,))
+        if self.sizes[0] == n_envs or x.shape[:1] != (n_envs,):
+            return False
+        if not probed:
+            return True
+        raise SimulatorStateError(
+            f"{path_name(path)} was not a tensor when the environment was built, and has {n_envs} "
+            "rows now, which may or may not be the envs; create it as a tensor in the constructor."
+        )
 
 
 def _equal_tensors(x: Any, y: Tensor) -> bool:

@@ -321,6 +321,8 @@ def _open_study(folder: Path, seed: int, pruner: Any) -> Any:
     path = folder / "study.log"
 
     class StudyLog(JournalFileBackend):
+        """Log whose lines are written completely or not at all; the folder has one writer."""
+
         def append_logs(self, logs: list[dict[str, Any]]) -> None:
             append(path, "".join(json.dumps(log) + "\n" for log in logs))
 
@@ -336,7 +338,7 @@ def _open_study(folder: Path, seed: int, pruner: Any) -> Any:
             sampler=_make_sampler(seed),
             pruner=pruner,
         )
-        (_,) = storage.get_all_studies()
+        (_,) = storage.get_all_studies()  # a damaged name would have begun a second study
     except (ValueError, LookupError, TypeError, AssertionError) as error:
         raise CheckpointError(
             f"{str(path)!r} is damaged ({type(error).__name__}); restore it, or search in another "
