@@ -270,8 +270,7 @@ def test_serve_command(kinds):
                 for name, kind in agents.items()
                 for i in range(kind["n"])
             }
-            legal = {agent: [True] * 10 for agent in seen}
-            assert client.begin(seen, action_masks=legal).keys() == seen.keys()
+            assert client.begin(seen).keys() == seen.keys()
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)
         assert out.splitlines()[-1] == "ends: 1 steps, 0 refused"
