@@ -29,6 +29,7 @@ THEIRS = {
 }
 OURS = {
     "rmappo": "torchrl_marl, `rmappo`: settings of `mappo_rnn_smax.py`",
+    "rmappo_team": "torchrl_marl, `rmappo_team`: those, with one value of the team",
     "rpqn": "torchrl_marl, `rpqn`: settings of `pqn_vdn_rnn.py`",
     "mappo": "torchrl_marl, `mappo`: no memory, the suite's settings",
     "pqn": "torchrl_marl, `pqn`: no memory, the suite's settings",

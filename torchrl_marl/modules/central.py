@@ -6,8 +6,9 @@ Shapes: B any batch dims, N agents, F input features.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import groupby
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -33,11 +34,14 @@ from torchrl_marl.modules.inputs import (
     register_constants,
     widest,
 )
-from torchrl_marl.modules.networks import Context, Feedforward
+from torchrl_marl.modules.networks import Context, Extras, Feedforward, TeamNetwork
 from torchrl_marl.modules.registry import body_of
 from torchrl_marl.modules.sharing.builder import share
 from torchrl_marl.modules.stacks.module_stack import stack
 from torchrl_marl.specs import GroupSpec
+
+if TYPE_CHECKING:
+    from torchrl_marl.modules.memory.cells import Memory
 
 __all__ = [
     "SetNetwork",
@@ -316,6 +320,57 @@ class GroupColumns(nn.Module):
         return picked if self.own is None else torch.where(self.own, picked, 0.0)
 
 
+class GroupMemory(nn.Module):
+    """Runs a network with one memory for each group, whose agents all get its outputs and state.
+
+    A memory is reset where all agents of its group begin an episode. It continues while agents are
+    dead or wait.
+
+    Args:
+        network (TeamNetwork): network with a row for each of G groups.
+        group_index (sequence of int): group of each agent, in order.
+        device (torch.device, optional): device of the indices.
+
+    Shapes:
+        - features: ``[*B, F]``; context.state: ``[*B, N, S]``, equal within a group
+        - context.is_init: ``[*B, N, 1]``
+        - returns: ``[*B, N, O]`` and :class:`~torchrl_marl.modules.networks.Extras`
+    """
+
+    index: Tensor
+    first: Tensor
+    members: Tensor
+
+    def __init__(self, network: TeamNetwork, group_index: Sequence[int], device: Device) -> None:
+        super().__init__()
+        self.network, index = network, torch.tensor(group_index)
+        members = index == torch.arange(int(index.max()) + 1).unsqueeze(-1)
+        first = members.int().argmax(-1)
+        register_constants(self, device, index=index, first=first, members=members.unsqueeze(-1))
+
+    @property
+    def memories(self) -> list[Memory]:
+        """Modules with a state across steps."""
+        return self.network.memories
+
+    def forward(
+        self, features: Tensor, mask: Tensor | None, context: Context
+    ) -> tuple[Tensor, Extras]:
+        """Runs the network; it does not read the agents' mask."""
+        assert context.is_init is not None
+        init = (context.is_init.unsqueeze(-3) | ~self.members).all(-2)
+        state = context.state.index_select(-2, self.first)
+        output, extras = self.network(features, None, replace(context, state=state, is_init=init))
+        assert extras.state is not None
+        return self._of_agents(output), Extras(self._of_agents(extras.state))
+
+    def _of_agents(self, x: Tensor) -> Tensor:
+        """Repeats the row of a group for each of its agents."""
+        if len(self.members) == 1:
+            return x.expand(*x.shape[:-2], len(self.index), x.shape[-1])  # without a copy
+        return x.index_select(-2, self.index)
+
+
 def make_central_network(
     group: GroupSpec,
     columns: Sequence[Sequence[int]],
@@ -346,14 +401,20 @@ def make_central_network(
     assert make is not None
     if not has_memory(config):
         return _make_feedforward_central_network(
-            group, columns, inputs, config, make, per_agent, 1, settings
+            group, columns, inputs, config, make, per_agent, 1, group.group_index, settings
         )
-    width, own, kinds = config.num_cells[-1], sharing_of_encoder(config), kinds_of(group)
-    teams = teams_of(group)
+    width, own, encoder_of = config.num_cells[-1], sharing_of_encoder(config), encoder_maker(make)
+    owner, kinds, teams = group.group_index, kinds_of(group), teams_of(group)
+    if not per_agent:  # a memory for each group
+        owner = kinds = tuple(range(len(group.groups)))
+        teams = group.teams
     encoder = _make_feedforward_central_network(
-        group, columns, inputs, own, encoder_maker(make), True, width, settings
+        group, columns, inputs, own, encoder_of, per_agent, width, owner, settings
     )
-    return make_team_network(encoder, 1, kinds, cast(Any, config), teams=teams, **settings)
+    network = make_team_network(encoder, 1, kinds, cast(Any, config), teams=teams, **settings)
+    if per_agent:
+        return network
+    return GroupMemory(network, group.group_index, settings.get("device"))
 
 
 def _make_feedforward_central_network(
@@ -364,10 +425,11 @@ def _make_feedforward_central_network(
     make: Callable[..., nn.Module],
     per_agent: bool,
     width: int,
+    owner: Sequence[int],
     settings: dict[str, Any],
 ) -> Feedforward:
-    """Builds a network of all features, with ``width`` outputs for every agent."""
-    shared, owner, device = sharing_of(config), group.group_index, settings.get("device")
+    """Builds a network of all features, with ``width`` outputs for every owner's group."""
+    shared, device = sharing_of(config), settings.get("device")
     sizes = [own.n_agents if per_agent else 1 for own in group.groups]
     same_columns = all(list(own) == list(columns[0]) for own in columns)
     if shared not in ("group", "full"):

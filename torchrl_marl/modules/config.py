@@ -434,15 +434,12 @@ class RecurrentCriticConfig(CriticConfig, RecurrentNetworkConfig):
             ConfigError: contradictory settings; the message names them.
         """
         super().check(at)
-        if not has_memory(self):
-            return
-        for name, needed in (("architecture", "mlp"), ("value_per", "agent")):
-            if getattr(self, name) != needed:
-                raise ConfigError(
-                    f"{at}memory.kind is {quoted(self.memory.kind)}, but {at}{name} is "
-                    f"{quoted(getattr(self, name))}, which cannot have a memory; use "
-                    f"{at}{name}={needed}, or {at}memory=none."
-                )
+        if has_memory(self) and self.architecture != "mlp":
+            raise ConfigError(
+                f"{at}memory.kind is {quoted(self.memory.kind)}, but {at}architecture is "
+                f"{quoted(self.architecture)}, which cannot have a memory; use "
+                f"{at}architecture=mlp, or {at}memory=none."
+            )
 
 
 @dataclass(frozen=True)

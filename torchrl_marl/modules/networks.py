@@ -189,7 +189,7 @@ class AgentNetwork(nn.Module):
         self.head = head
         self.precision = "float32"
         channel = network.channel if isinstance(network, TeamNetwork) else None
-        self.remembers = isinstance(network, TeamNetwork) and bool(network.memories)
+        self.remembers = bool(getattr(network, "memories", ()))
         self.hears = channel is not None and channel.config.links == "env"
         self.draws = 0 if channel is None else channel.draws
         self.position = [] if channel is None else position_columns(channel.config)
