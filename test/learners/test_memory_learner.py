@@ -25,17 +25,20 @@ from torchrl_marl.modules import (
 )
 
 KINDS = ("gru", "lstm", "mingru", "lru")
+OF_TEAM = {"value_per": "team"}
 
 
 def arena(**settings):
     return Arena(4, **{"n_agents": 3, "years": 3, "lives": 2, "seed": 0} | settings)
 
 
-def config_of(actor="gru", critic="gru", network=None, **settings):
+def config_of(actor="gru", critic="gru", network=None, value_per="agent", **settings):
     network = {"num_cells": [8], **(network or {})}
     defaults = {
         "actor": RecurrentNetworkConfig(**network, memory=MemoryConfig(actor, size=6)),
-        "critic": RecurrentCriticConfig(**network, memory=MemoryConfig(critic, size=4)),
+        "critic": RecurrentCriticConfig(
+            **network, memory=MemoryConfig(critic, size=4), value_per=value_per
+        ),
         "num_epochs": 2,
         "minibatch_size": 20,
         "window": 5,
@@ -131,6 +134,7 @@ def test_late_reset_changes_the_ratio():
         {"bootstrap": "agent"},
         {"precision": "bf16", "normalize_observations": True},
         {"actor": "lstm", "critic": "lstm", "precision": "bf16"},
+        OF_TEAM,
     ),
 ], ids=str)  # fmt: skip
 def test_traced_updates_match_eager_updates(settings):
@@ -165,10 +169,10 @@ def test_targets_of_pqn_use_values_over_the_whole_batch():
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("critic", ["gru", "none"])
+@pytest.mark.parametrize("critic", [{}, {"critic": "none"}, OF_TEAM], ids=["gru", "none", "team"])
 def test_burn_in_with_unchanged_networks_has_no_effect(critic):
     """Losses equal those of the later steps with the states of acting."""
-    [learner], collector = learners_of(arena(late_spawn=2), config_of(critic=critic, burn_in=2))
+    [learner], collector = learners_of(arena(late_spawn=2), config_of(burn_in=2, **critic))
     collector.rollout()
     data = learner.block.gather(collector.rollout())
     learner.add_advantage(data)
@@ -190,11 +194,13 @@ def test_burn_in_with_unchanged_networks_has_no_effect(critic):
 
 
 @pytest.mark.parametrize("value", [float("nan"), 1e9])
-@pytest.mark.parametrize("actor", KINDS)
-def test_values_in_masked_slots_have_no_effect(actor, value):
+@pytest.mark.parametrize(
+    ("actor", "settings"), [*((kind, {}) for kind in KINDS), ("gru", OF_TEAM)], ids=str
+)
+def test_values_in_masked_slots_have_no_effect(actor, settings, value):
     runs = []
     for poison in (False, True):
-        [learner], collector = learners_of(arena(late_spawn=1), config_of(actor))
+        [learner], collector = learners_of(arena(late_spawn=1), config_of(actor, **settings))
         for _ in range(2):
             batch = collector.rollout()
             mask, alive = batch["agents", "mask"], ~batch["agents", "done"].squeeze(-1)
@@ -231,9 +237,10 @@ def test_agents_waiting_for_their_turn_keep_their_state():
     learner.learn(batch)
 
 
-def test_critic_state_carries_over_between_batches():
+@pytest.mark.parametrize("critic", [{}, OF_TEAM], ids=["agent", "team"])
+def test_critic_state_carries_over_between_batches(critic):
     """Two batches have the values of one batch of the same steps."""
-    [learner], collector = learners_of(arena(max_steps=7), config_of(value_norm=False))
+    [learner], collector = learners_of(arena(max_steps=7), config_of(value_norm=False, **critic))
     batches = [learner.block.gather(collector.rollout()) for _ in range(2)]
     whole = torch.cat(batches, 1)
     for data in batches:
@@ -261,10 +268,10 @@ def test_critic_state_carries_over_between_batches():
 
 
 @pytest.mark.parametrize("kind", ["gru", "lru"])
-@pytest.mark.parametrize("algorithm", ["mappo", "ippo"])
-def test_joined_groups_match_separate_learners(algorithm, kind):
+@pytest.mark.parametrize(("algorithm", "critic"), [("mappo", {}), ("ippo", {}), ("mappo", OF_TEAM)])
+def test_joined_groups_match_separate_learners(algorithm, critic, kind):
     settings = {"algorithm": algorithm, "minibatch_size": 80, "max_grad_norm": 0.01}
-    config = config_of(kind, kind, **settings)
+    config = config_of(**{"actor": kind, "critic": kind, **settings, **critic})
     env = arena(n_agents=4, n_groups=2)
     joined, collector = learners_of(env, config)
     apart, _ = learners_of(env, config, own={"agents_1": {"adam_eps": 1.0001e-5}})

@@ -227,8 +227,11 @@ def test_members_of_recurrent_pqn_match_single_learners():
     assert_as_alone(world(continuous_actions=False), config, {"lr": DIFFERENT["lr"]}, batches=2)
 
 
-def test_members_with_memory_match_single_learners():
-    assert_as_alone(world(), MEMORY, {"lr": DIFFERENT["lr"]}, batches=2)
+@pytest.mark.parametrize("value_per", ["agent", "team"])
+def test_members_with_memory_match_single_learners(value_per):
+    critic = dataclasses.replace(MEMORY.critic, value_per=value_per)
+    config = dataclasses.replace(MEMORY, critic=critic)
+    assert_as_alone(world(), config, {"lr": DIFFERENT["lr"]}, batches=2)
 
 
 def test_target_kl_stops_members_separately():

@@ -19,10 +19,17 @@ from samples import POISON, assert_same, make_group
 from tensordict import LazyStackedTensorDict, TensorDict
 from torchrl.data import Bounded, Composite, Unbounded
 from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torchrl.modules import set_recurrent_mode
 
 from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.modules import ValueNorm, make_actor, make_critic
+from torchrl_marl.modules import (
+    MemoryConfig,
+    RecurrentCriticConfig,
+    ValueNorm,
+    make_actor,
+    make_critic,
+)
 from torchrl_marl.modules.config import CriticConfig
 from torchrl_marl.specs.joining import join
 
@@ -169,6 +176,49 @@ def test_value_per_team(architecture, sees, sharing, alone):
             wanted = {"group": len(group.groups) * one, "full": mlp_size(7, outputs)}[sharing]
             assert n_parameters(critic) == wanted
     assert (rows[0] != rows[1]).any()
+
+
+@pytest.mark.parametrize(("sharing", "alone"), [("group", True), ("group", False), ("full", False)])
+def test_memory_per_team_matches_a_cell_of_torch(sharing, alone):
+    """Each group has a state of its own, which ends where all its agents begin an episode."""
+    team, memory = make_team("two"), MemoryConfig("gru", size=5)
+    config = RecurrentCriticConfig([H], value_per="team", sharing=sharing, memory=memory)
+    for group in team.groups.values() if alone else [joined_of(team)]:
+        critic = randomize_parameters(make_critic(group, config, centralized="state"))
+        state, n = torch.randn(4, 6, 7), group.n_agents
+        init = torch.rand(4, 6, n, 1) < 0.5  # of single agents
+        init[:, [0, 3]] = True
+        td = TensorDict({"state": state}, [4, 6])
+        td[group.key("is_init")] = init
+        td[group.key("critic_hidden")] = torch.full((4, 6, n, 5), 9.0)
+        with set_recurrent_mode(True):
+            found = critic(td)
+        network = critic.module.network.network
+        parts = torch.tensor(group.group_index)
+        for part, first in enumerate(dict.fromkeys(group.group_index)):
+            own = parts == first
+            hidden, cell = torch.zeros(4, 5), torch.nn.GRUCell(H, 5)
+            parameters = network.memory.ih.weight, network.memory.hh.weight
+            row = min(part, len(parameters[0]) - 1)
+            cell.load_state_dict(
+                {
+                    "weight_ih": parameters[0][row],
+                    "weight_hh": parameters[1][row],
+                    "bias_ih": network.memory.ih.bias[row],
+                    "bias_hh": network.memory.hh.bias[row],
+                }
+            )
+            for t in range(6):
+                begins = init[:, t, own].all(1)
+                features = network.encoder(state[:, t])[0][:, part]
+                hidden = cell(features, torch.where(begins, 0.0, hidden))
+                states = found["next", *group.key("critic_hidden")][:, t, own]
+                expected = hidden.unsqueeze(1).expand(states.shape)
+                torch.testing.assert_close(states, expected, rtol=1e-5, atol=1e-6)
+        value = found[group.key("state_value")]
+        assert all(
+            (value[:, :, parts == k] == value[:, :, parts == k][:, :, :1]).all() for k in parts
+        )
 
 
 @pytest.mark.parametrize("sharing", ["none", "trunk", "agent_id", "masks", "index", "clusters"])

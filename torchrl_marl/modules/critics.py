@@ -82,7 +82,8 @@ def make_critic(
           ``group.agent_state_key`` and the mask
         - writes: ``(group, "state_value")``
         - with ``config.memory`` it also reads ``(group, "is_init")`` and
-          ``(group, "critic_hidden")``, and writes ``("next", group, "critic_hidden")``
+          ``(group, "critic_hidden")``, and writes ``("next", group, "critic_hidden")``. With one
+          value per group, its agents have equal hidden states
 
     Raises:
         ValueError: a state that the environment does not give, or contradictory settings.
