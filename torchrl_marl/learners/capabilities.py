@@ -335,7 +335,7 @@ DATASET = Feature(
     lambda run, own_env: run.data.folder,
     (
         Limit("population.size", "but a dataset is read by one learner", (1,)),
-        Limit("league", "but a dataset has no seats for players", ("none",), _has_league),
+        Limit("league", "but stored players cannot act in recorded steps", ("none",), _has_league),
         Limit("distributed.collectors", _NOT_FROM_DATA),
         Limit("env.library", "but its clients collect new steps", None, _has_clients),
     ),
@@ -349,7 +349,7 @@ EXPERT = Feature(
     "an expert",
     lambda run, own_env: run.data.expert,
     (
-        Limit("league", "but players of a league act by themselves", ("none",), _has_league),
+        Limit("league", "but an expert cannot act beside stored players", ("none",), _has_league),
         Limit("distributed.collectors", "but an expert acts in one process"),
         Limit("env.library", "but its clients have no expert", None, _has_clients),
     ),
