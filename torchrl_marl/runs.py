@@ -341,7 +341,7 @@ def _refuse_overrides(overrides: Mapping[str, Any], idle: str, what: str) -> Non
     for key in flatten(unfold(overrides)):
         if key.startswith(idle):
             raise ConfigError(
-                f"{key} is given with {what}; build it accordingly, or leave {key} out."
+                f"{key} is given with {what}; build the environment with it, or leave it out."
             )
 
 

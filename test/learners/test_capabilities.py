@@ -66,7 +66,7 @@ def test_error_names_the_setting_the_reason_and_the_fix(settings, sentence):
 
 def test_custom_environment_with_shards_raises():
     config = load_config("toy_arena_mappo", ["distributed.collectors=2"])
-    with pytest.raises(ConfigError, match="cannot be split in shards; use distributed"):
+    with pytest.raises(ConfigError, match="cannot be split into shards; use distributed"):
         config.check_features(own_env=True)
 
 

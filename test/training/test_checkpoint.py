@@ -172,7 +172,7 @@ def test_untrained_checkpoint_replaces_a_broken_one_only_on_resume(tmp_path):
     names = [path.name for path in all_checkpoints(run.folder)]
     assert names == ["iteration_000000.pt", "iteration_000006.pt"]
     cut_in_half(latest_checkpoint(run.folder))
-    with pytest.raises(CheckpointError, match="iteration_000000.pt, .* is not used instead"):
+    with pytest.raises(CheckpointError, match="iteration_000000.pt, .* it is not used; "):
         Run.load(run.folder)
     behind = "iteration_000000.pt, .* of 0 frames is used instead, 480 frames behind"
     with pytest.warns(UserWarning, match=behind):

@@ -160,7 +160,9 @@ def test_unsupported_settings_with_ranks_raise(overrides, message):
 def test_external_simulators_and_env_objects_with_ranks_raise():
     config = small_config()
     door = replaced(config, env=replaced(config.env, library="external"))
-    with pytest.raises(ConfigError, match="is 'external', but its clients connect to a single"):
+    with pytest.raises(
+        ConfigError, match="is 'external', but external simulators connect to a single"
+    ):
         check_ranks(with_shards(door, 2), 2)
     with pytest.raises(ConfigError, match="an environment object is given, but each of 2 ranks"):
         check_ranks(with_shards(small_config(), 2), 2, own_env=True)

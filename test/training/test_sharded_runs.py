@@ -212,7 +212,7 @@ def test_overlap_without_shards_raises(tmp_path):
 
 def test_env_object_with_shards_raises(tmp_path):
     env = make_env("toy/arena", num_envs=8, seed=0)
-    with pytest.raises(ConfigError, match="cannot be split in shards"):
+    with pytest.raises(ConfigError, match="cannot be split into shards"):
         torchrl_marl.train(settings_of(tmp_path / "run"), env=env)
 
 

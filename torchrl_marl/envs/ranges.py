@@ -140,7 +140,7 @@ class IsRanges:
     """Rule for a setting that is a mapping of names to ranges."""
 
     def misfit(self, key: str, value: Any, default: Any) -> str | None:
-        """Returns an error message for the first entry that is no range."""
+        """Returns an error message for the first entry that is not a range."""
         try:
             read_ranges(value, f"{key}.")
         except ConfigError as error:

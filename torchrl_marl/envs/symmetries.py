@@ -58,11 +58,11 @@ class Labels:
         return torch.rand(*shape, self.n, device=device).argsort(-1)
 
     def features_of(self, order: Tensor) -> Tensor:
-        """Returns which of the environment's features each seen feature is, ``[..., F]``."""
+        """Returns the index of the environment's feature that an agent sees as each feature."""
         return self._indices(order, 0)
 
     def actions_of(self, order: Tensor) -> Tensor:
-        """Returns which of the environment's actions each of the agent's is, ``[..., A]``."""
+        """Returns the index of the environment's action for each action of an agent."""
         return self._indices(order, 1)
 
     def _indices(self, order: Tensor, table: int) -> Tensor:

@@ -74,7 +74,7 @@ _HAPPO = (
     "torchrl_marl.learners.happo_config:HAPPOConfig",
     "torchrl_marl.learners.sequential:SequentialLearner",
 )
-_NO_LEAGUE = "whose learners are on-policy"
+_NO_LEAGUE = "which trains on-policy learners only"
 _OFF_POLICY = (
     "torchrl_marl.learners.off_policy_config:OffPolicyConfig",
     "torchrl_marl.learners.off_policy:OffPolicyLearner",
@@ -124,7 +124,7 @@ class Algorithms(Registry[Algorithm]):
         """Returns the dataclass of an algorithm's settings, or None for an unknown name.
 
         Raises:
-            ConfigError: it cannot be imported, or is no dataclass derived from LearnerConfig.
+            ConfigError: it cannot be imported, or is not a dataclass derived from LearnerConfig.
         """
         found = self.find(word)
         if found is None:

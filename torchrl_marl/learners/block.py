@@ -248,7 +248,7 @@ class BlockLearner(nn.Module):
     acted: ClassVar[tuple[str, ...]] = ("action",)
     """Entries written in acting that the losses read."""
     rates: ClassVar[str] = "learner.lr"
-    """The settings to lower where a loss is not finite."""
+    """Settings to lower if a loss is not finite, for the message."""
     over_ranks = False
     unshared = False
     """True if the shared networks have been un-shared."""

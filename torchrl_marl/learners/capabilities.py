@@ -253,7 +253,7 @@ OWN_ENV = Feature(
     "an environment of your own",
     lambda run, own_env: own_env or run.env.library == "own",
     (
-        Limit("distributed.collectors", _OWN_ENV + "in shards"),
+        Limit("distributed.collectors", _OWN_ENV + "into shards"),
         Limit(
             "league.opponents",
             "but it needs a second copy of the environment for games between stored players",
@@ -295,7 +295,7 @@ RANKS = Feature(
         Limit("league", _NOT_IN_RANKS, ("none",), lambda run: run.league.enabled),
         Limit(
             "env.library",
-            "but its clients connect to a single process",
+            "but external simulators connect to a single process",
             None,
             lambda run: run.env.has_clients,
         ),
@@ -335,9 +335,9 @@ DATASET = Feature(
     lambda run, own_env: run.data.folder,
     (
         Limit("population.size", "but a dataset is read by one learner", (1,)),
-        Limit("league", "but a dataset has no seats for players", ("none",), _has_league),
+        Limit("league", "but stored players cannot act in recorded steps", ("none",), _has_league),
         Limit("distributed.collectors", _NOT_FROM_DATA),
-        Limit("env.library", "but its clients collect new steps", None, _has_clients),
+        Limit("env.library", "but external simulators collect new steps", None, _has_clients),
     ),
     (
         Limit("algorithm", _NEEDS_REPLAY, OF_DATA, _has_no_replay),
@@ -349,9 +349,9 @@ EXPERT = Feature(
     "an expert",
     lambda run, own_env: run.data.expert,
     (
-        Limit("league", "but players of a league act by themselves", ("none",), _has_league),
+        Limit("league", "but an expert cannot act beside stored players", ("none",), _has_league),
         Limit("distributed.collectors", "but an expert acts in one process"),
-        Limit("env.library", "but its clients have no expert", None, _has_clients),
+        Limit("env.library", "but external simulators have no expert", None, _has_clients),
     ),
     (
         Limit(

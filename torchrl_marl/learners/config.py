@@ -94,7 +94,7 @@ def check_shards(section: Any, run: Any, at: str) -> None:
 
 
 def finds_clusters(config: LearnerConfig) -> bool:
-    """Returns whether each cluster of agents shares a network but the clusters are unknown yet."""
+    """Returns whether networks are shared by clusters of agents that are not known yet."""
     networks = [getattr(config, part, None) for part in ("actor", "critic")]
     return any(
         own is not None and own.sharing == "clusters" and own.sharing_index is None

@@ -57,7 +57,7 @@ class EpochLearner(BlockLearner):
     """Entries that targets add to the batch, if they exist."""
 
     over_ranks = False
-    """True if ranks can share it, each with its part of a batch."""
+    """True if several ranks can train it, each on its part of a batch."""
     shards: ShardOrder | None = None
     _inspected = False
 

@@ -39,7 +39,7 @@ class FixedPolicy(nn.Module):
     """
 
     over_ranks = True
-    """Ranks can always share it: it learns nothing."""
+    """True, since it learns nothing."""
     remembered = ()
 
     def cut(self) -> None:

@@ -105,7 +105,7 @@ class NetworkBuilder:
         return self._build(group, "actor", make)
 
     def q_actor(self, group: GroupSpec) -> Any:
-        """Builds the Q-network of a group, by which its agents act.
+        """Builds the Q-network of a group, from which its agents act.
 
         Raises:
             ConfigError: unsupported settings, or continuous or multi-discrete actions.

@@ -85,8 +85,8 @@ class TD3BCConfig(OffPolicyConfig):
     algorithm: str = "td3_bc"
     """Learning algorithm of the agents."""
     bc_alpha: Positive = 2.5
-    """Weight of the values, relative to their mean size, against the distance from the recorded
-    actions."""
+    """Weight of the critic's value, scaled to a mean size of 1, relative to the distance from the
+    recorded actions."""
     learning_starts: Annotated[int, Range(0)] = 0
     """Frames before the first update."""
     exploration: ExplorationConfig = field(default_factory=lambda: ExplorationConfig(0.0, 0.0))

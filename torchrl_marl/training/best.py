@@ -77,7 +77,7 @@ class BestParameters(Part):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores a saved state; an empty one is of a run without this part."""
+        """Restores a saved state; that of a run without this part is empty."""
         if state:
             entries = (state[name] for name in ("best", "frames", "parameters"))
             # In older checkpoints the entries are those of one run.

@@ -82,7 +82,7 @@ class Callback:
         return None
 
     def on_evaluation(self, control: Control, result: Any) -> Found:
-        """Called after an evaluation, also those before and after training.
+        """Called after each evaluation, including those before and after training.
 
         Args:
             control (Control): the run.
@@ -146,7 +146,7 @@ class Control:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings that :meth:`change` may change, with their values; those of the first group."""
+        """Settings that :meth:`change` accepts, with their values in the first group."""
         return self._part.settings
 
     def log(self, name: str, value: float | Tensor) -> None:

@@ -90,7 +90,7 @@ def _damage_of_entries(file: IO[bytes]) -> str | None:
                 return excess_size
             broken = archive.testzip()
     except Exception as error:  # zipfile and zlib may raise any error on damaged fields
-        return f"it is no whole zip file ({type(error).__name__})"
+        return f"it is not a complete zip file ({type(error).__name__})"
     return None if broken is None else f"the checksum of its entry {broken!r} differs"
 
 
@@ -153,7 +153,7 @@ def memory_error(path: Path) -> str | None:
     except OSError:
         raise
     except Exception as error:  # zipfile and pickletools may raise any error on damaged fields
-        return f"it is no whole zip file ({type(error).__name__})"
+        return f"it is not a complete zip file ({type(error).__name__})"
     return None if unknown is None else f"it holds {unknown!r}, expected tensors, numbers and texts"
 
 
@@ -361,12 +361,12 @@ def _warn_of_broken(
     what = f"run {str(folder)!r}: broken or half-written: {names}"
     if not frames and not resuming:
         raise CheckpointError(
-            f"{what}; {path.name}, the checkpoint before, is from before the first frame and is "
-            f"not used instead; train again from there: torchrl-marl train --resume {folder}."
+            f"{what}; {path.name}, the previous checkpoint, was saved before the first frame, so "
+            f"it is not used; to start over from it: torchrl-marl train --resume {folder}."
         )
     reached = max(frames, frames_of(folder))
     warnings.warn(
-        f"{what}; {path.name}, the checkpoint before, of {frames:,} frames is used instead, "
+        f"{what}; {path.name}, the previous checkpoint, of {frames:,} frames is used instead, "
         f"{reached - frames:,} frames behind the run's last.",
         stacklevel=3,
     )

@@ -156,7 +156,8 @@ class TrainConfig:
     mean of the last ``evaluation.episodes`` training episodes."""
     until: dict[str, Any] = field(default_factory=dict)
     """Metrics of evaluations, and the values at which the run ends early, such as ``{return: 40}``.
-    The run ends when an evaluation during training reaches all of them; null: not compared."""
+    The run ends when an evaluation during training reaches all of them. Metrics with the value null
+    are ignored."""
     frames_per_batch: Count = 6400
     """Frames per iteration; a multiple of ``env.num_envs``. Each copy of the environment takes
     ``frames_per_batch / env.num_envs`` steps per iteration."""

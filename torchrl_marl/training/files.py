@@ -38,8 +38,8 @@ def open_atomically(
     Args:
         path (Path): the file; an existing file stays unchanged until the new one is complete.
         mode (str): mode of ``open``.
-        **options: further options of ``open``; text is written as UTF-8, and what has no UTF-8 as
-            an escape such as ``\\udce4``.
+        **options: further options of ``open``; text is written as UTF-8; a character
+            without UTF-8 code is written as an escape such as ``\\udce4``.
 
     Keyword Args:
         at_once (bool): whether other processes may write the file at the same time; the last one to

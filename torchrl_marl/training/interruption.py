@@ -157,7 +157,7 @@ class Interruption:
         if self._signal_number is None:
             self._signal_number = number
             # ``torchrun`` forwards the terminal's Ctrl-C, so ranks receive it twice.
-            hint = "; once more to stop at once" if self._ranks is None else ""
+            hint = "; press Ctrl-C again to stop at once" if self._ranks is None else ""
             said = (
                 (f" ({signal.Signals(number).name})", "")
                 if number in _TERMINATION_SIGNALS
@@ -188,8 +188,8 @@ def terminable() -> Iterator[None]:
 def _may_replace(handler: Any) -> bool:
     """Returns whether a handler of SIGTERM or SIGHUP is not the user's own, nor ``nohup``'s.
 
-    TorchRL sets one of SIGTERM when a memory-mapped storage is made. It deletes temporary files and
-    ends the process; at Python's exit these files are deleted as well.
+    TorchRL sets a handler of SIGTERM when a memory-mapped storage is made. The handler deletes
+    temporary files and ends the process; at Python's exit these files are deleted as well.
     """
     module = getattr(handler, "__module__", None) or ""
     return handler in (signal.SIG_DFL, _raise_terminated) or module.partition(".")[0] == "torchrl"

@@ -107,7 +107,7 @@ def _check_seats(team: TeamSpec, seats: Mapping[str, Seat]) -> None:
 
 
 def envs_of_seats(num_envs: int, n_seats: int, self_play: float) -> list[int]:
-    """Returns in how many envs all seats learn, and then in how many each seat learns alone.
+    """Returns the number of envs in which all seats learn, then in which each seat learns alone.
 
     Args:
         num_envs (int): number of envs.

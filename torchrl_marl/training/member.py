@@ -210,7 +210,7 @@ class Member:
     def note(self, when: str, result: Mapping[str, float], *, diverged: bool = False) -> None:
         """Adds an evaluation's returns to the summary; with several groups, also by group.
 
-        The returns of a diverged member are NaN: its frozen networks are no result.
+        The returns of a diverged member are NaN: its frozen networks are not a result.
         """
         tail = "/episode_reward"
         groups = [key.removesuffix(tail) for key in result if key.endswith(tail)]

@@ -382,7 +382,7 @@ def _refuse_unsigned(named: Iterable[ExternalReference], file: Path, what: str) 
             )
         raise TrustError(
             f"{what} would {one.effect} ({one.key}), but was not trained by you on this machine "
-            f"with that; give {one.key}=... yourself, or, {_TRUST_HINT}."
+            f"with this setting; give {one.key}=... yourself, or, {_TRUST_HINT}."
         )
 
 

@@ -60,7 +60,7 @@ def environments_of_members(
         found.close()
         raise ConfigError(
             f"population.size is {config.population.size}, but a process can hold "
-            f"only one {config.env.name!r}, so that members cannot be evaluated meanwhile; use "
+            f"only one {config.env.name!r}, so members cannot be evaluated in training; use "
             "population.size=1."
         )
     return found
@@ -349,7 +349,7 @@ class Population:
         self.run.summary |= found
 
     def write_summaries(self, now: Progress) -> None:
-        """Writes the summaries, after the last checkpoint: with one, a member has finished."""
+        """Writes the summaries after the last checkpoint; a member with a summary is finished."""
         write_summary(self.folder.path, self.run.summary)
         self.recorder.summary(self.run.summary, now.frames)
         for member in self.members:

@@ -448,8 +448,8 @@ def _with_env_settings(
     given = normalized(TrainConfig, settings)
     if env is not None:
         raise ConfigError(
-            f"{next(iter(flatten(given)))} is given with an environment object; build it "
-            "accordingly, or leave one of the two out."
+            f"{next(iter(flatten(given)))} is given with an environment object; set it "
+            "when you build the environment, or leave one of the two out."
         )
     check_played(given)
     return Reader(TrainConfig).read(dataclasses.asdict(config), given)

@@ -65,7 +65,7 @@ def check_until(run: TrainConfig) -> None:
     """Refuses values of ``until`` that no evaluation during training can reach.
 
     Raises:
-        ConfigError: a metric is unknown, its value is no number, or there are no evaluations.
+        ConfigError: a metric is unknown, its value is not a number, or there are no evaluations.
     """
     limits = {name: value for name, value in run.until.items() if value is not None}
     for name, value in limits.items():
@@ -107,7 +107,7 @@ class EvaluationConfig:
     """Evaluate with both deterministic and sampled actions at the end. A message is printed if
     their mean returns clearly differ."""
     absolute_episodes: Annotated[int, Range(0)] = 0
-    """Number of episodes, after training, with the parameters of the best evaluation so far; 0:
+    """Number of episodes played after training with the parameters of the best evaluation; 0:
     none."""
     gif: bool = False
     """Write an animation of the first evaluation episodes to ``episode.gif`` after the run."""

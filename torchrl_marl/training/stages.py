@@ -93,8 +93,8 @@ def _make_single_env(config: TrainConfig) -> EnvBase:
 def check_fits(stages: Stages) -> None:
     """Refuses stages with networks that do not fit those of the stage before.
 
-    New networks are compared, for one copy of each environment. A stage with a simulator of its
-    own process, or with clusters that training finds, is compared when it begins.
+    Untrained networks are compared, for one copy of each environment. A stage is compared when it
+    begins if its simulator needs a process of its own, or if training finds its clusters.
 
     Args:
         stages (mapping): settings of the stages.

@@ -103,7 +103,7 @@ def _split_frames(given: str) -> tuple[Path, int | None]:
 
 
 def _read_export(path: Path) -> Leaves | None:
-    """Returns the parameters in an exported folder; None if it is no exported folder."""
+    """Returns the parameters in an exported folder; None if it is not an exported folder."""
     if not any(path.glob("*/interface.json")):
         return None
     refuse_links(path, "export folder")

@@ -102,8 +102,8 @@ def refuse_agents_but(names: Iterable[str], folder: Path) -> None:
     if others := [name for name in found if name not in team]:
         more = f" and {len(others) - 1} more" * (len(others) > 1)
         raise ConfigError(
-            f"{str(folder)!r} holds {others[0]!r}{more} of another export, which is no agent of "
-            "this team; remove that folder, or choose another one."
+            f"{str(folder)!r} holds {others[0]!r}{more} of another export, which is not an agent "
+            "of this team; remove that folder, or choose another one."
         )
 
 

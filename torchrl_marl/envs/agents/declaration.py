@@ -170,7 +170,7 @@ def check_state(owner: str, state: Any) -> None:
 
 
 def check_parts(snapshot: Any, parts: Sequence[str], owner: str) -> None:
-    """Raises an error for a value that is no snapshot of such an environment.
+    """Raises an error for a value that is not a snapshot of such an environment.
 
     Args:
         snapshot (TensorDict): argument of ``restore``.

@@ -254,7 +254,7 @@ def group_agents(
         for name in map(str, names):
             if name not in ids:
                 raise ConfigError(
-                    f"group_map: {name!r} of group {group!r} is no agent of the environment; "
+                    f"group_map: {name!r} of group {group!r} is not an agent of the environment; "
                     f"{nearest(name, ids)}it has {list(ids)}."
                 )
             if name in group_by_id:

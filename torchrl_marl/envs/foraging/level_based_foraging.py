@@ -37,7 +37,7 @@ class LevelBasedForaging(MarlEnv):
     and truncated at the time limit.
 
     A player that takes food earns the food's level, times its share in the sum of the levels of
-    those who load. Rewards are divided by the level of all food, so that a team earns at most 1.
+    those who load. Rewards are divided by the total level of all food, so a team earns at most 1.
 
     Rules, observations and rewards are those of the package ``lbforaging`` 2.0.0.
 
@@ -49,14 +49,14 @@ class LevelBasedForaging(MarlEnv):
         field_size (pair of int): height and width of the field, in cells.
         max_num_food (int): number F of pieces of food. If they do not fit, there are fewer.
         sight (int, optional): visible distance in each direction, in cells; None: the whole field.
-        force_coop (bool): True if each piece of food has its largest level. By default it takes all
-            players, or the three weakest.
+        force_coop (bool): True if each piece of food has its highest level. By default this is the
+            sum of the levels of all players, or of the three weakest.
         min_player_level, max_player_level (int or list): range of the levels of players, or of each
             of them, in random order.
         min_food_level (int or list): lowest level of food, or of each piece.
         max_food_level (int or list, optional): highest level of food; None: the sum of the three
             lowest levels of players.
-        normalize_reward (bool): False: a player earns the product of its level and the food's.
+        normalize_reward (bool): False: a player earns its own level times that of the food.
         observe_agent_levels (bool): True if the levels of players are visible.
         penalty (float): cost of loading food that is too heavy.
         common_reward (bool): True if each player earns the sum of all rewards.

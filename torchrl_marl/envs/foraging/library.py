@@ -43,8 +43,8 @@ def check_foraging(config: EnvConfig) -> None:
     for name in ("seed", "device"):
         if name in config.kwargs:
             raise ConfigError(
-                f"env.kwargs has {name!r}, which is no argument of the environment; use the run's "
-                "setting."
+                f"env.kwargs has {name!r}, which is not an argument of the environment; use the "
+                "run's setting."
             )
 
 

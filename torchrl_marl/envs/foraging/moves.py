@@ -16,12 +16,12 @@ def moving(here: Tensor, target: Tensor, heading: Tensor, swapped: Tensor) -> Te
 
     Robots that follow each other move together if the first one does. So do three or more in a
     circle; two cannot swap their cells. If several want the same cell, the one that leads the
-    longest chain gets it. Between equal chains, the first one moves: by number, where an agent
-    counts as early as the first one that wants to be where it is.
+    longest chain gets it. If chains are equally long, the agent with the lowest rank gets it. The
+    rank is the agent's own number, or that of the first agent that wants its cell, if lower.
 
-    The original orders two agents that want the same free cell in another way if there are many
-    cells in motion: as Python orders them in a set (:func:`set_order`). With up to four agents the
-    result is equal to the original's.
+    Two agents may want the same free cell. If moves involve more than six cells, the original then
+    follows the order of a Python set (:func:`set_order`). With up to four agents the result is
+    equal to the original's.
 
     Args:
         here (Tensor): the agents' cells, which differ.

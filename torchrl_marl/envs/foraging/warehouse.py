@@ -35,7 +35,7 @@ class Warehouse(MarlEnv):
 
     The actions are: nothing, forward, turn left, turn right, and load or unload. Robots drive below
     shelves, but not with a shelf below another one. They load the shelf above them, and unload
-    anywhere but on the highways. Of robots that want the same cell one moves
+    anywhere but on the highways. If several robots want the same cell, only one of them moves
     (:func:`~torchrl_marl.envs.foraging.moves.moving`). A requested shelf that reaches one of the
     two goals is delivered; another shelf is then requested at random. Episodes are truncated at the
     time limit.

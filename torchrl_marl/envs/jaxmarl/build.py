@@ -160,7 +160,7 @@ def _overcooked_ingredients(env: Any) -> tuple[list[int], list[int]] | None:
 
 
 def _exchangeable_ingredients(layout: Any) -> list[int]:
-    """Returns the most ingredients of which any two can be exchanged in all recipes."""
+    """Returns the largest set of ingredients that can be exchanged in all recipes."""
     recipes = {tuple(sorted(map(int, recipe))) for recipe in layout.possible_recipes}
 
     def recipes_after_exchange(i: int, j: int) -> set[tuple[int, ...]]:

@@ -229,8 +229,9 @@ class JaxMarlEnv(FinalFrames, AutoResetEnv):
     def symmetries(self) -> dict[str, Labels]:
         """Returns the labels that can be exchanged, by group; empty if there are none.
 
-        These are the colors in Hanabi, and the names of the ingredients in OvercookedV2. There the
-        piles stay where they are, so that the symmetry is exact up to the layout.
+        These are the colors in Hanabi, and the names of the ingredients in OvercookedV2. In
+        OvercookedV2 the piles stay where they are, so the symmetry is exact only if the layout is
+        symmetric.
         """
         wrapped = self._jitted.wrapped
         labels = None if wrapped.traits.labels is None else wrapped.traits.labels(wrapped.env)

@@ -46,7 +46,7 @@ class Scenery:
     posture: np.ndarray
     """mjlab's width of the reward for the default posture, by joint, in radians, ``[J]``."""
     tilt: float
-    """Angle in radians from which a robot has fallen."""
+    """Tilt in radians above which a robot counts as fallen."""
     forces: np.ndarray
     """Columns of the contact forces of each pair of robots in ``sensordata``, ``[P, 3]``."""
 

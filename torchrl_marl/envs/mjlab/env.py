@@ -84,7 +84,7 @@ class MjlabEnv(MarlEnv):
         turn_rate (float): largest turn rate of the formation, in rad/s.
         action_scale (float): scale of the actions, as a multiple of mjlab's.
         cone (str, optional): friction cones, ``"elliptic"`` or ``"pyramidal"``, which is faster on
-            a CPU; None for those of mjlab's task of the robot.
+            a CPU; None: those of mjlab's task for the robot.
         max_steps (int, optional): time limit of an episode in steps of 20 ms, 1,000 by default.
         seed, device, check: as in :class:`MarlEnv`.
 

@@ -31,7 +31,7 @@ class MjlabArguments:
     action_scale: Positive = 2.0
     """Scale of the actions, as a multiple of mjlab's."""
     cone: Annotated[str | None, OneOf(CONES)] = None
-    """Friction cones of the physics. null: those of mjlab's task of the robot."""
+    """Friction cones of the physics. null: those of mjlab's task for the robot."""
 
 
 LIBRARY = Library(

@@ -38,7 +38,7 @@ class FormationReward:
     place_width: float = 0.25
     """Squared width in m²."""
     contact_force: float = 1.0
-    """Force in N from which robots are in contact."""
+    """Force in N above which robots count as in contact."""
 
     def earned(
         self,
@@ -51,7 +51,7 @@ class FormationReward:
         action_change: Tensor,
         force: Tensor,
     ) -> Tensor:
-        """Returns the reward of one second in such a state.
+        """Returns the reward per second in such a state.
 
         Args:
             velocity_error (Tensor): difference of the velocity from the command, with the vertical

@@ -93,10 +93,10 @@ def key_of(
 ) -> str:
     """Returns a text from which :func:`build_task` can build a task in any process.
 
-    It contains the hash of an own model's file, so a changed file is another task.
+    It contains the hash of a custom model's file, so a changed file is another task.
 
     Raises:
-        ConfigError: a setting is no plain value.
+        ConfigError: a setting is not a plain value.
     """
     try:
         parts = [

@@ -149,7 +149,7 @@ class BatchEngine:
     def _contact_forces(self, batch: Any, stepped: bool) -> np.ndarray:
         """Returns the external forces on the bodies; 0 at a reset, as in Gymnasium.
 
-        They are no part of a step of the physics, so they are computed after it.
+        A step of the physics does not compute them, so they are computed after it.
         """
         import mujoco
 

@@ -55,8 +55,8 @@ class MujocoEnv(MarlEnv):
 
     Keyword Args:
         agent_conf (str, optional): partition of the joints, such as ``"4x2"`` for 4 agents with 2
-            joints each. Besides the partitions of Gymnasium-Robotics, each robot has one with one
-            agent for each joint, such as ``"17x1"`` of the humanoid. None: the robot's default.
+            joints each. In addition to those of Gymnasium-Robotics, each robot has a partition with
+            one agent per joint, such as ``"17x1"`` of the humanoid. None: the robot's default.
         agent_obsk (int, optional): distance in joints up to which an agent observes other joints.
             None: each agent observes the whole state, as in HARL.
         engine (str): ``"c"`` is MuJoCo on as many CPU threads as torch uses; ``"warp"`` is MuJoCo
@@ -72,7 +72,7 @@ class MujocoEnv(MarlEnv):
         - ``"state"``: ``[E, S]``, the observation of a single agent that has all joints
 
     With ``engine="c"``, :meth:`randomize` scales the model's ``mass``, ``friction``, ``damping``,
-    ``strength`` (of the motors) and ``gravity``, each env's separately.
+    ``strength`` (of the motors) and ``gravity``, separately for each env.
 
     Raises:
         ConfigError: unknown robot, partition or setting.

@@ -300,7 +300,7 @@ def info_keys(
         if unknown := [key for key in requested if key not in known]:
             warnings.warn(
                 f"no agent had the info {', '.join(map(repr, unknown))} in the first "
-                f"{_PROBE_STEPS} steps, it is 0 in steps without it; "
+                f"{_PROBE_STEPS} steps; it is 0 in steps without it; "
                 f"there were {', '.join(map(repr, known)) or 'none'}.",
                 stacklevel=3,
             )

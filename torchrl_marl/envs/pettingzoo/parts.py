@@ -55,8 +55,8 @@ def flat_mask(legal: Any, space: Any) -> np.ndarray:
     """Returns an action mask as a vector of the options of all choices.
 
     Args:
-        legal: the mask as a vector, or, as Gymnasium samples by it, an array for each choice: in a
-            tuple, or in a dict for a Dict space. The entries of boxes are ignored.
+        legal: the mask as a vector; or one array for each choice, as in Gymnasium's
+            ``sample(mask)``: in a tuple, or in a dict for a Dict space. Masks of boxes are ignored.
         space (gymnasium.Space): the action space.
 
     Examples:

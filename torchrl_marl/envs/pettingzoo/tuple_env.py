@@ -35,9 +35,9 @@ _LIMITS = ("max_steps", "_max_episode_steps", "max_episode_steps")
 class TupleEnv:
     """Gymnasium environment of several agents, as a parallel environment of PettingZoo.
 
-    The agents are ``agent_0``, ``agent_1`` and so on. They begin and end together. A number as
-    reward is every agent's reward. An end at the environment's own time limit is ``truncated``,
-    also if the environment calls it ``terminated``, as RWARE and LBF do.
+    The agents are ``agent_0``, ``agent_1`` and so on. They begin and end together. If the
+    reward is a single number, every agent earns it. An end at the environment's own time limit is
+    ``truncated``, even if the environment calls it ``terminated``, as RWARE and LBF do.
 
     Args:
         env (gymnasium.Env): environment with ``Tuple`` observation and action spaces.
@@ -126,9 +126,9 @@ class TupleEnv:
 
 
 def _clear_positions(env: Any) -> None:
-    """Clears where LBF's players stand, or equal seeds would give different episodes.
+    """Clears the positions of LBF's players, so that equal seeds give equal episodes.
 
-    A reset of LBF keeps players off the places on which the last episode ended.
+    A reset of LBF does not place players where they stood at the end of the last episode.
     """
     for player in getattr(env, "players", None) or ():
         if hasattr(player, "position"):
@@ -144,12 +144,12 @@ def _limit_of(env: Any) -> int | None:
 
 
 def has_tuple_spaces(env: Any) -> bool:
-    """Returns whether an environment is one of Gymnasium with a ``Tuple`` of action spaces."""
+    """Returns whether an environment is a Gymnasium one with a ``Tuple`` of action spaces."""
     return type(getattr(env, "action_space", None)).__name__ == "Tuple"
 
 
 def as_team(env: Any) -> Any:
-    """Returns an environment as one of PettingZoo; others than Gymnasium's teams as they are."""
+    """Converts a Gymnasium team to a PettingZoo environment; returns others unchanged."""
     return TupleEnv(env) if has_tuple_spaces(env) else env
 
 

@@ -58,7 +58,7 @@ class PredatorPrey(MarlEnv):
         vision (int): visible distance in each direction, in cells; in the paper 0 (easy) or 1
             (medium and hard).
         mode (str): reward at the prey: ``mixed``, ``cooperative`` or ``competitive``.
-        agent_states (bool): whether each predator has a state of its own for its critic.
+        agent_states (bool): True if each predator has its own state, which only its critic reads.
         max_steps (int, optional): time limit in steps, 20 by default; in the paper 20, 40 or 80.
         seed, device, check: as in :class:`MarlEnv`.
 

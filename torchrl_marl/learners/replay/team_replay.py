@@ -406,7 +406,7 @@ class TeamReplay:
         if state["leaves"] and has != needs:
             raise ValueError(
                 f"TeamReplay: the state has {'' if has else 'no '}priorities, expected "
-                f"{'some' if needs else 'none'}; sample as before."
+                f"{'some' if needs else 'none'}; build the buffer with the same priority as before."
             )
         self.ring.load_state_dict(state)
         self._start_priorities()
