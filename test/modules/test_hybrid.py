@@ -98,6 +98,22 @@ def test_entropy_is_sampled_for_numbers_and_exact_for_choices():
     torch.testing.assert_close(entropy_of(gated, 7), choice + numbers + math.log(2))
 
 
+@pytest.mark.parametrize("sent", [0.0, 1.0])
+def test_entropy_of_a_gate_beside_squashed_numbers_is_exact(sent):
+    """Whether the agent sent says nothing about the entropy, or about its gradient."""
+    logits = torch.tensor([2.0], requires_grad=True)
+    gated = Gated(torch.tensor([sent]), logits, of=TanhNormal, loc=torch.zeros(2), scale=1.0)
+    torch.manual_seed(0)
+    numbers = entropy_of(gated.actions, 7)
+    torch.manual_seed(0)
+    entropy = entropy_of(gated, 7)
+    chance = 1 / (1 + math.exp(-2))
+    gate = -chance * math.log(chance) - (1 - chance) * math.log(1 - chance)
+    assert (entropy - numbers).item() == pytest.approx(gate, rel=1e-5)
+    [slope] = torch.autograd.grad(entropy, logits)  # of the entropy: -logit p (1 - p)
+    assert slope.item() == pytest.approx(-2 * chance * (1 - chance), rel=1e-5)
+
+
 def test_gradients_equal_those_of_the_parts():
     logits, loc = torch.randn(5, 3, requires_grad=True), torch.randn(5, 2, requires_grad=True)
     scale = torch.rand(5, 2).add(0.5).requires_grad_()

@@ -70,6 +70,29 @@ def test_shift_moves_mean_and_keeps_variance():
     torch.testing.assert_close(norm.scale(), scale)
 
 
+@pytest.mark.parametrize("centered", [False, True])
+def test_scale_of_returns_far_from_zero_equals_a_loop_in_double_precision(centered):
+    """Returns approach 1000 +- 1, as in a task with a reward of 1 in each of many steps."""
+    norm, generator = ValueNorm(), torch.Generator().manual_seed(0)
+    mean = square = total = 0.0
+    for step in range(3000):
+        target = 1000 * (1 - 0.99 ** (step / 5)) + torch.randn(64, 1, generator=generator)
+        if centered and total:
+            by = target.mean() - mean / total
+            norm.shift(by)
+            shifted = mean / total + by.item()
+            square += total * (shifted**2 - (mean / total) ** 2)
+            mean = total * shifted
+        norm.update(target)
+        exact = target.double()
+        mean += 0.01 * (exact.mean().item() - mean)
+        square += 0.01 * (exact.square().mean().item() - square)
+        total += 0.01 * (1 - total)
+    scale = (square / total - (mean / total) ** 2) ** 0.5
+    assert norm.scale().item() == pytest.approx(scale, rel=1e-3)
+    assert norm.scale().dtype == norm.denormalize(torch.zeros(1)).dtype == torch.float32
+
+
 def test_value_norm_of_equal_targets_stays_finite():
     norm = ValueNorm()
     norm.update(torch.full((5, 1), 4.0))

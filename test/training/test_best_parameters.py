@@ -38,6 +38,15 @@ def test_evaluations_are_evenly_spaced():
     assert due == [-(-20_000_000 * i // 122_000) * 1000 for i in range(1, 122)]
 
 
+@pytest.mark.parametrize("count", [12, 30, 98])
+def test_evaluation_at_a_whole_number_of_batches_is_not_late(count):
+    """In floating point ``100000 / 30 * 3`` exceeds 10000."""
+    config = small_config(**{"evaluation.count": count, "total_frames": 100_000})
+    every = evaluation_period(config)
+    due = [f for f in range(1000, 100_000, 1000) if is_due(every, f, 1000)]
+    assert due == [-(-100 * i // count) * 1000 for i in range(1, count)]
+
+
 def test_absolute_evaluation_uses_the_best_parameters(tmp_path):
     run = train(config_of(tmp_path / "a"))
     rows = table(run.folder / "evaluation.csv")

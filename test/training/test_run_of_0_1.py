@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchrl_marl import resume
+from torchrl_marl import resume, train
 from torchrl_marl.training.run import Run
 
 pytest.importorskip("vmas")
@@ -46,6 +46,23 @@ def test_run_of_version_0_1_is_resumed(folder):
     old, new = (list(csv.DictReader(lines)) for lines in (before, after))
     for row, same in zip(old, new):  # rows of version 0.1 are kept
         assert {key: same[key] for key in row} == row
+
+
+def test_run_starts_from_the_critic_and_statistics_of_version_0_1(folder, tmp_path):
+    """Its statistics of returns have single precision."""
+    run = train(
+        "vmas_balance_mappo",
+        folder=str(tmp_path / "new"),
+        init_from=str(folder),
+        env={"num_envs": 2, "max_steps": 10},
+        learner={"actor": {"num_cells": [4]}, "critic": {"num_cells": [4]}, "minibatch_size": 20},
+        total_frames=40,
+        frames_per_batch=40,
+        execution="eager",
+        evaluation={"episodes": 0},
+        logging={"progress": False},
+    )
+    assert run.summary["init_from"]["parts"] == ["actor", "critic", "normalization"]
 
 
 if __name__ == "__main__":

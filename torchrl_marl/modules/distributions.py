@@ -8,7 +8,6 @@ branches.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -364,8 +363,6 @@ class Gated(Distribution):
         self.gate_log_prob = -self._gate_cross_entropy(gate_value)
         shapes = self.actions.batch_shape, self.actions.event_shape
         super().__init__(*shapes, validate_args=False)
-        if hasattr(self.actions, "rsample_and_log_prob"):
-            self.rsample_and_log_prob = self._rsample_and_log_prob
 
     @property
     def has_rsample(self) -> bool:  # type: ignore[override]
@@ -411,14 +408,9 @@ class Gated(Distribution):
     def _gate_cross_entropy(self, gate_value: Tensor) -> Tensor:
         return F.binary_cross_entropy_with_logits(self.logits, gate_value, reduction="none")
 
-    def _rsample_and_log_prob(self, sample_shape: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
-        own: Any = self.actions
-        action, score = own.rsample_and_log_prob(sample_shape)
-        return action, score + self.gate_log_prob
-
 
 def sampled_entropy(distribution: Distribution, n_samples: int) -> Tensor:
-    """Estimates the entropy of each action by sampling; that of a hybrid action's choices is exact.
+    """Estimates the entropy of each action by sampling; that of choices and of a gate is exact.
 
     Args:
         distribution (Distribution): distribution of actions, with batch shape ``[*B, N]``.
@@ -426,7 +418,7 @@ def sampled_entropy(distribution: Distribution, n_samples: int) -> Tensor:
     """
     if isinstance(distribution, Hybrid):
         return distribution.choices.entropy() + sampled_entropy(distribution.numbers, n_samples)
-    if isinstance(distribution, Gated) and isinstance(distribution.actions, Hybrid):
+    if isinstance(distribution, Gated):
         return sampled_entropy(distribution.actions, n_samples) + distribution.gate_entropy()
     n = torch.Size([n_samples])
     if hasattr(distribution, "rsample_and_log_prob"):

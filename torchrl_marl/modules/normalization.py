@@ -40,7 +40,7 @@ class ValueNorm(torchrl.modules.PopArtValueNorm):
 
     Reference: Yu et al., 2022, https://arxiv.org/abs/2103.01955 (value normalization).
     Differs from TorchRL's ``ValueNorm``: it has a mask, is the identity before the first update,
-    and is updated by the learner once per batch, not in each forward.
+    is updated by the learner once per batch, not in each forward, and has double precision.
 
     Examples:
         >>> norm = ValueNorm()
@@ -58,14 +58,17 @@ class ValueNorm(torchrl.modules.PopArtValueNorm):
     ) -> None:
         n_groups = 1 if membership is None else membership.shape[-1]
         super().__init__(shape=n_groups, beta=decay, epsilon=epsilon, device=device)
-        if membership is not None:
-            self.debiasing_term = torch.zeros(n_groups, device=device)
+        # Double precision: the variance is a small difference of averages that move by small steps.
+        wide: dict[str, Any] = {"device": device, "dtype": torch.float64}
+        self.running_mean = torch.zeros(n_groups, **wide)
+        self.running_mean_sq = torch.zeros(n_groups, **wide)
+        self.debiasing_term = torch.zeros(() if membership is None else (n_groups,), **wide)
         self.per_group = PerGroup(membership, device)
 
     @torch.no_grad()
     def update(self, value_target: Tensor, mask: Tensor | None = None) -> None:
         """Updates the statistics with a batch; groups without a living agent do not change."""
-        mean, variance = self.per_group.moments(value_target, mask)
+        mean, variance = (x.double() for x in self.per_group.moments(value_target, mask))
         weight = (1.0 - self.beta) * (1.0 if mask is None else self.per_group.any(mask))
         for statistic, value in (
             (self.running_mean, mean),
@@ -83,7 +86,8 @@ class ValueNorm(torchrl.modules.PopArtValueNorm):
         """
         debias = torch.where(self.debiasing_term > 0, self.debiasing_term, 1.0)
         mean = self.running_mean / debias
-        self.running_mean_sq.add_(self.debiasing_term * (2 * mean * by + by * by))
+        shifted = mean + by
+        self.running_mean_sq.add_(self.debiasing_term * (shifted.square() - mean.square()))
         self.running_mean.add_(self.debiasing_term * by)
 
     def _running_stats(self) -> tuple[Tensor, Tensor]:
@@ -92,6 +96,7 @@ class ValueNorm(torchrl.modules.PopArtValueNorm):
         mean = self.running_mean / debias
         variance = (self.running_mean_sq / debias - mean.square()).clamp_min(self.epsilon)
         variance = torch.where(started, variance, 1.0)
+        mean, variance = (x.to(torch.get_default_dtype()) for x in (mean, variance))
         if self.per_group.n_groups == 1:
             return mean, variance
         # Each agent's, ``[N, 1]``.

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -230,17 +231,23 @@ class Until(Part):
         self.found = {name: float(value) for name, value in state.items()}
 
 
-def evaluation_period(config: TrainConfig) -> float | None:
-    """Returns the frames between two evaluations during training, or None."""
+def evaluation_period(config: TrainConfig) -> float | Fraction | None:
+    """Returns the frames between two evaluations during training, or None.
+
+    The period of ``evaluation.count`` is a fraction: a multiple of a rounded one may exceed the
+    frames that it should equal.
+    """
     settings = config.evaluation
-    return settings.every_frames if settings.count is None else config.total_frames / settings.count
+    if settings.count is None:
+        return settings.every_frames
+    return Fraction(config.total_frames, settings.count)
 
 
-def is_due(every: float | None, frames: int, collected: int) -> bool:
+def is_due(every: float | Fraction | None, frames: int, collected: int) -> bool:
     """Returns whether a periodic task is due after a batch.
 
     Args:
-        every (float, optional): period in frames; None: never.
+        every (float or Fraction, optional): period in frames; None: never.
         frames (int): environment steps so far, including the batch.
         collected (int): environment steps of the batch.
     """

@@ -159,7 +159,7 @@ def load_parts(learners: Sequence[Any], source: Source, init: Sequence[str] | No
     if "optimizer" in parts:
         _initialize_optimizers(learners)
     own, write = _learner_leaves(learners, source)
-    given = _rename_group(source.leaves, own)
+    given = _with_wide_statistics(_rename_group(source.leaves, own), own)
     if source.kind == "export" and any(getattr(x, "observation_norms", ()) for x in learners):
         given = {name: x for name, x in given.items() if init_part_of(name) == "actor"}
     held = [part for part in parts if any(init_part_of(name) == part for name in given)]
@@ -223,6 +223,14 @@ def _rename_group(given: Leaves, own: Leaves) -> Leaves:
 
 def _group_names(named: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(x.split(".")[1] for x in named if x.startswith("actors.")))
+
+
+def _with_wide_statistics(given: Leaves, own: Leaves) -> Leaves:
+    """Returns leaves with statistics in the learners' precision; up to 0.2 it was single."""
+    return {
+        name: x.to(own[name].dtype) if name in own and init_part_of(name) == "normalization" else x
+        for name, x in given.items()
+    }
 
 
 def _find_unused(given: Leaves, own: Leaves) -> list[str]:
