@@ -180,45 +180,42 @@ def test_value_per_team(architecture, sees, sharing, alone):
 
 @pytest.mark.parametrize(("sharing", "alone"), [("group", True), ("group", False), ("full", False)])
 def test_memory_per_team_matches_a_cell_of_torch(sharing, alone):
-    """Each group has a state of its own, which ends where all its agents begin an episode."""
+    """Each group has its own state, which is reset where all its agents begin an episode."""
     team, memory = make_team("two"), MemoryConfig("gru", size=5)
     config = RecurrentCriticConfig([H], value_per="team", sharing=sharing, memory=memory)
     for group in team.groups.values() if alone else [joined_of(team)]:
         critic = randomize_parameters(make_critic(group, config, centralized="state"))
-        state, n = torch.randn(4, 6, 7), group.n_agents
-        init = torch.rand(4, 6, n, 1) < 0.5  # of single agents
+        td = TensorDict({"state": torch.randn(4, 6, 7)}, [4, 6])
+        init = torch.rand(4, 6, group.n_agents, 1) < 0.5  # of single agents
         init[:, [0, 3]] = True
-        td = TensorDict({"state": state}, [4, 6])
         td[group.key("is_init")] = init
-        td[group.key("critic_hidden")] = torch.full((4, 6, n, 5), 9.0)
+        td[group.key("critic_hidden")] = torch.full((4, 6, group.n_agents, 5), 9.0)
         with set_recurrent_mode(True):
             found = critic(td)
         network = critic.module.network.network
-        parts = torch.tensor(group.group_index)
-        for part, first in enumerate(dict.fromkeys(group.group_index)):
-            own = parts == first
-            hidden, cell = torch.zeros(4, 5), torch.nn.GRUCell(H, 5)
-            parameters = network.memory.ih.weight, network.memory.hh.weight
-            row = min(part, len(parameters[0]) - 1)
-            cell.load_state_dict(
-                {
-                    "weight_ih": parameters[0][row],
-                    "weight_hh": parameters[1][row],
-                    "bias_ih": network.memory.ih.bias[row],
-                    "bias_hh": network.memory.hh.bias[row],
-                }
-            )
-            for t in range(6):
-                begins = init[:, t, own].all(1)
-                features = network.encoder(state[:, t])[0][:, part]
-                hidden = cell(features, torch.where(begins, 0.0, hidden))
-                states = found["next", *group.key("critic_hidden")][:, t, own]
-                expected = hidden.unsqueeze(1).expand(states.shape)
-                torch.testing.assert_close(states, expected, rtol=1e-5, atol=1e-6)
-        value = found[group.key("state_value")]
-        assert all(
-            (value[:, :, parts == k] == value[:, :, parts == k][:, :, :1]).all() for k in parts
-        )
+        features, _ = network.encoder(td["state"])
+        for k in range(len(group.groups)):
+            own = torch.tensor(group.group_index) == k
+            states = states_of_cell(network.memory, k, features[:, :, k], init[:, :, own].all(2))
+            states = states.unsqueeze(2).expand(-1, -1, int(own.sum()), -1)
+            after = found["next", *group.key("critic_hidden")][:, :, own]
+            torch.testing.assert_close(after, states, rtol=1e-5, atol=1e-6)
+            value = found[group.key("state_value")][:, :, own]
+            assert (value == value[:, :, :1]).all()
+
+
+def states_of_cell(memory, k, features, begins):
+    """States of torch's cell with the parameters of a GRU's network k, ``[B, T, S]``."""
+    k = min(k, len(memory.ih.weight) - 1)  # one network for all groups
+    cell, states = torch.nn.GRUCell(features.shape[-1], memory.size), []
+    maps = {"ih": memory.ih, "hh": memory.hh}
+    weights = {f"weight_{name}": own.weight[k] for name, own in maps.items()}
+    cell.load_state_dict(weights | {f"bias_{name}": own.bias[k] for name, own in maps.items()})
+    state = torch.zeros(len(features), memory.size)
+    for t in range(features.shape[1]):
+        state = cell(features[:, t], torch.where(begins[:, t], 0.0, state))
+        states.append(state)
+    return torch.stack(states, 1)
 
 
 @pytest.mark.parametrize("sharing", ["none", "trunk", "agent_id", "masks", "index", "clusters"])
