@@ -51,9 +51,15 @@ def check_measuring(run: TrainConfig) -> None:
         if value is not None:
             raise ConfigError(
                 f"evaluation.episodes is 0, but {key} is {value}, which needs evaluations; use "
-                "evaluation.episodes=1 or more."
+                f"evaluation.episodes=1 or more{_WITHOUT.get(key, '')}."
             )
 
+
+_WITHOUT = {
+    "evaluation.every_frames": ", or evaluation.every_frames=null",
+    "evaluation.count": ", or evaluation.count=null",
+    "evaluation.absolute_episodes": ", or evaluation.absolute_episodes=0",
+}
 
 _EVALUATION_METRICS = re.compile(
     r"(return|length)(_mean|_min|_max)|return(_low|_high)?|.+/episode_reward"
