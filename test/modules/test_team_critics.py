@@ -187,16 +187,20 @@ def test_memory_per_team_matches_a_cell_of_torch(sharing, alone):
         critic = randomize_parameters(make_critic(group, config, centralized="state"))
         td = TensorDict({"state": torch.randn(4, 6, 7)}, [4, 6])
         init = torch.rand(4, 6, group.n_agents, 1) < 0.5  # of single agents
-        init[:, [0, 3]] = True
+        init[:, 3] = True
         td[group.key("is_init")] = init
-        td[group.key("critic_hidden")] = torch.full((4, 6, group.n_agents, 5), 9.0)
+        numbers = torch.tensor(group.group_index)
+        before = numbers[:, None].float().add(1).div(4).expand(4, 6, -1, 5)  # of each group
+        td[group.key("critic_hidden")] = before
         with set_recurrent_mode(True):
             found = critic(td)
         network = critic.module.network.network
         features, _ = network.encoder(td["state"])
         for k in range(len(group.groups)):
-            own = torch.tensor(group.group_index) == k
-            states = states_of_cell(network.memory, k, features[:, :, k], init[:, :, own].all(2))
+            own = numbers == k
+            begins = init[:, :, own].all(2)
+            state = torch.full((4, 5), (k + 1) / 4)
+            states = states_of_cell(network.memory, k, features[:, :, k], state, begins)
             states = states.unsqueeze(2).expand(-1, -1, int(own.sum()), -1)
             after = found["next", *group.key("critic_hidden")][:, :, own]
             torch.testing.assert_close(after, states, rtol=1e-5, atol=1e-6)
@@ -204,14 +208,13 @@ def test_memory_per_team_matches_a_cell_of_torch(sharing, alone):
             assert (value == value[:, :, :1]).all()
 
 
-def states_of_cell(memory, k, features, begins):
+def states_of_cell(memory, k, features, state, begins):
     """States of torch's cell with the parameters of a GRU's network k, ``[B, T, S]``."""
     k = min(k, len(memory.ih.weight) - 1)  # one network for all groups
     cell, states = torch.nn.GRUCell(features.shape[-1], memory.size), []
     maps = {"ih": memory.ih, "hh": memory.hh}
     weights = {f"weight_{name}": own.weight[k] for name, own in maps.items()}
     cell.load_state_dict(weights | {f"bias_{name}": own.bias[k] for name, own in maps.items()})
-    state = torch.zeros(len(features), memory.size)
     for t in range(features.shape[1]):
         state = cell(features[:, t], torch.where(begins[:, t], 0.0, state))
         states.append(state)

@@ -151,5 +151,6 @@ def test_state_of_an_earlier_version_is_loaded():
 
 
 def test_absolute_episodes_without_evaluations_raise():
-    with pytest.raises(ConfigError, match="is 10.*, or evaluation.absolute_episodes=0"):
+    words = "absolute_episodes is 10, which needs evaluations.*, or evaluation.absolute_episodes=0"
+    with pytest.raises(ConfigError, match=words):
         small_config(**{"evaluation.absolute_episodes": 10, "evaluation.episodes": 0}).check()
