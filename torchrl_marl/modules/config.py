@@ -341,8 +341,7 @@ class CriticConfig(NetworkConfig):
     value_per: Annotated[
         str, OneOf({"agent": "one value per agent", "team": "one value for the whole group"})
     ] = "agent"
-    """Number of values of a central critic: one per agent or one per group. It has as many
-    memories."""
+    """Number of values of a central critic, and of its memories: one per agent or one per group."""
     communication: CriticCommunicationConfig = field(  # type: ignore[assignment]
         default_factory=CriticCommunicationConfig
     )
