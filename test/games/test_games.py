@@ -55,6 +55,13 @@ def test_excluded_opponents_get_zero_probability():
     close(games.pfsp(rate, "linear", may.expand(2, -1)), [[2 / 3, 0.0, 1 / 3], [0.5, 0.0, 0.5]])
 
 
+def test_pfsp_without_candidates_is_refused():
+    may = torch.tensor([[True, False], [False, False]])
+    with pytest.raises(ValueError, match="no player may be drawn, expected one or more candidates"):
+        games.pfsp(torch.rand(2, 2), candidates=may)
+    close(games.pfsp(torch.ones(2, 2), candidates=may[:1].expand(2, -1)), [[1.0, 0.0]] * 2)
+
+
 def test_unknown_weighting_is_refused():
     with pytest.raises(ValueError, match=r"unknown weighting 'square'; did you mean 'squared'\?"):
         games.pfsp(torch.ones(2), "square")

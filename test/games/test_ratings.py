@@ -78,6 +78,17 @@ def test_intervals_of_win_rates():
     assert low[1].item() == pytest.approx(10 / (10 + z**2))
 
 
+@pytest.mark.parametrize(("wins", "games"), [(0.5, 0.5), (0.2, 0.5), (3.0, 8.0)])
+def test_ends_of_an_interval_are_one_quantile_from_the_win_rate(wins, games):
+    """Wilson's ends p are the roots of (wins / games - p)^2 = z^2 p (1 - p) / games."""
+    z, rate = 1.959963984540054, wins / games
+    counts = torch.tensor([[wins], [games]], dtype=torch.float64)
+    ends = torch.cat(interval(*counts))
+    assert ends.tolist() == sorted(ends.tolist())
+    error = (rate - ends) ** 2 - z**2 * ends * (1 - ends) / games
+    assert error.abs().max() < 1e-12 and ends.diff() > 0.1
+
+
 def test_counts_of_wrong_shape_are_refused():
     with pytest.raises(ValueError, match=r"wins has shape \[2, 3\]"):
         bradley_terry(torch.ones(2, 3))

@@ -58,7 +58,7 @@ def pfsp(win_rate: Tensor, weighting: str = "squared", candidates: Tensor | None
         - returns: ``[*B, S]``, float64, sums to 1; uniform if every weight is 0
 
     Raises:
-        ValueError: the weighting is unknown.
+        ValueError: the weighting is unknown, or no player may be drawn.
 
     Reference: Vinyals et al., 2019, https://doi.org/10.1038/s41586-019-1724-z (methods,
     prioritized fictitious self-play).
@@ -76,6 +76,8 @@ def pfsp(win_rate: Tensor, weighting: str = "squared", candidates: Tensor | None
         )
     rate = win_rate.double()
     may = torch.ones_like(rate, dtype=torch.bool) if candidates is None else candidates
+    if not bool(may.any(-1).all()):
+        raise ValueError("no player may be drawn, expected one or more candidates in each row.")
     # Win rates against players that may not be drawn can be any value.
     weight = torch.where(may, WEIGHTINGS[weighting](rate), 0.0)
     total = weight.sum(-1, keepdim=True)
@@ -100,7 +102,7 @@ def interval(wins: Tensor, games: Tensor, level: float = 0.95) -> tuple[Tensor, 
 
     Args:
         wins (Tensor): numbers of wins; a draw counts as half a win.
-        games (Tensor): numbers of games.
+        games (Tensor): numbers of games, which may have decayed below one.
         level (float): confidence level.
 
     Shapes:
@@ -115,7 +117,7 @@ def interval(wins: Tensor, games: Tensor, level: float = 0.95) -> tuple[Tensor, 
         (0.2366, 0.7634)
     """
     wins, games, z = wins.double(), games.double(), _normal_quantile(level)
-    rate = wins / games.clamp_min(1)
+    rate = wins / games.where(games > 0, 1.0)
     spread = z * (games * rate * (1 - rate) + z**2 / 4).sqrt()
     middle, total = wins + z**2 / 2, games + z**2
     return ((middle - spread) / total).clamp_min(0), ((middle + spread) / total).clamp_max(1)
