@@ -75,6 +75,22 @@ def test_unused_common_settings_are_dropped_and_given_ones_refused(suite):
         table.run("short", "vdn", 0, {"learner.num_epochs": 5})
 
 
+def test_period_of_evaluations_beside_the_tables_number_is_refused(tmp_path):
+    text = TABLE.replace("frames_per_batch: 40", "frames_per_batch: 40\n  evaluation: {count: 4}")
+    table = read_suite(written(tmp_path, text))
+    with pytest.raises(ConfigError) as error:
+        table.run("short", "mappo", 0, {"evaluation.every_frames": 200})
+    assert str(error.value) == (
+        "short with mappo: evaluation.every_frames is 200, but the suite sets evaluation.count=4, "
+        "which replaces it; leave evaluation.every_frames out, or add evaluation.count=null."
+    )
+    given = {"evaluation.every_frames": 200, "evaluation.count": None}
+    evaluation = table.run("short", "mappo", 0, given).config.evaluation
+    assert (evaluation.every_frames, evaluation.count) == (200, None)
+    with pytest.raises(ConfigError, match="read only where evaluation.count is null"):
+        table.run("short", "mappo", 0, {**given, "evaluation.count": 3})
+
+
 def test_override_drops_table_settings_that_become_unused(tmp_path):
     text = TABLE.replace("num_cells: [8]", "activation: relu").replace("[mappo]", "[narrow]")
     table = read_suite(written(tmp_path, text))

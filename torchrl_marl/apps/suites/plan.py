@@ -418,10 +418,22 @@ class Suite:
             settings = _merge_layers(self.common, *own[:2], self.tasks[task], exception)
             written = _setting_keys(*own) & _unread_settings(settings)
             settings = _merge_layers(settings, overrides or {})
+            _check_evaluations(settings, _setting_keys(overrides or {}))
             kept = written | _setting_keys(overrides or {})
             return SuiteRun(task, algorithm, seed, _read_config(settings, kept, algorithm, seed))
         except ConfigError as error:
             raise ConfigError(f"{task} with {algorithm}: {error}") from None
+
+
+def _check_evaluations(settings: dict[str, Any], given: set[str]) -> None:
+    """Refuses the caller's period of evaluations beside the table's number of them."""
+    found = flatten(settings)
+    every, count = (found.get(f"evaluation.{name}") for name in ("every_frames", "count"))
+    if "evaluation.every_frames" in given and "evaluation.count" not in given and count and every:
+        raise ConfigError(
+            f"evaluation.every_frames is {every}, but the suite sets evaluation.count={count}, "
+            "which replaces it; leave evaluation.every_frames out, or add evaluation.count=null."
+        )
 
 
 def _setting_keys(*layers: Mapping[str, Any]) -> set[str]:
