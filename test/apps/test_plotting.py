@@ -123,6 +123,11 @@ class TestDrawing:
         assert "VMAS heuristic" not in lines
         assert figure.axes[0].get_title(loc="left") == "arena"
 
+    def test_curve_and_evaluations_have_the_rewards_of_the_environment(self, tmp_path):
+        """The learner saw a quarter of the rewards, and so does metrics.csv; evaluations do not."""
+        run = make_run(tmp_path / "run", rewards=(0.25, 0.5, 0.75), **{"env.reward_scale": 0.25})
+        np.testing.assert_array_equal(lines_of(learning_curve(run))[TOY][1], [1, 2, 3])
+
     def test_seeds_are_averaged_to_one_line(self, tmp_path):
         runs = [
             make_run(tmp_path / f"{seed}", seed, rewards=(seed, seed + 1.0, seed + 2.0))

@@ -18,8 +18,14 @@ from torchrl_marl.apps.pictures.drawing import (
     new_figure,
     save_figure,
 )
-from torchrl_marl.apps.reports.curves import Curves, environment_name, group_by_experiment, read_run
-from torchrl_marl.apps.reports.grouping import REWARD, find_runs, group_by_task
+from torchrl_marl.apps.reports.curves import (
+    REWARD,
+    Curves,
+    environment_name,
+    group_by_experiment,
+    read_run,
+)
+from torchrl_marl.apps.reports.grouping import find_runs, group_by_task
 from torchrl_marl.errors import CheckpointError, ConfigError, nearest
 from torchrl_marl.training.config import read_run_config, seed_folders
 from torchrl_marl.training.files import explain_write_errors, open_atomically

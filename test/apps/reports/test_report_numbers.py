@@ -166,6 +166,16 @@ def test_runs_without_evaluations_use_training_returns(tmp_path):
     assert {row["measured_by"] for row in rows(evaluations_csv(report))} == {"training"}
 
 
+def test_training_returns_are_those_of_the_environment(tmp_path):
+    """The table of training has ten times the environment's rewards; evaluations have its own."""
+    write_run(tmp_path / "a", [0, 10, 20], **{"env.reward_scale": 10.0})
+    write_run(tmp_path / "b", [0, 1, 2], **{"learner.algorithm": "ippo"})
+    (tmp_path / "a" / "evaluation.csv").unlink()
+    teams = make_report(tmp_path).tasks[0].teams
+    np.testing.assert_allclose(teams["MAPPO"].training.value, teams["IPPO"].training.value)
+    assert teams["MAPPO"].scores == teams["IPPO"].scores == [2]
+
+
 def test_run_evaluated_before_training_only_counts_with_its_training_returns(tmp_path):
     for seed, ends in enumerate(([0.0, 3.0], [0.0, 5.0])):
         run = write_run(tmp_path / f"{seed}", ends, seed=seed, finished=False)

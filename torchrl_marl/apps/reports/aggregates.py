@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import yaml
 
+from torchrl_marl.apps.reports.curves import REWARD
 from torchrl_marl.apps.reports.grouping import (
-    REWARD,
     Numbers,
     Progress,
     Record,

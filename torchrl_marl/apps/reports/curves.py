@@ -22,6 +22,8 @@ from torchrl_marl.training.config import TrainConfig, last_stage, read_run_confi
 
 __all__ = ["Curves", "environment_name", "group_by_experiment", "read_csv", "read_run"]
 
+REWARD = "/episode_reward"
+"""Suffix of the columns that hold a group's returns."""
 NOT_READ = "not read"
 """Placeholder for a setting that a run does not read; names leave it out."""
 _LEAGUE_SETTINGS = ("self_play", "slots", "snapshot_every", "snapshot_at", "exploiters")
@@ -50,6 +52,8 @@ class Curves:
 def read_run(folder: str | Path) -> Curves:
     """Reads a run folder; skips the last line of a table if it is incomplete.
 
+    Returns of training episodes are divided by ``env.reward_scale``, as evaluations are not scaled.
+
     Raises:
         CheckpointError: the folder is not a run folder, or has no rows yet.
         TrustError: a table is a link that leads out of the folder.
@@ -62,6 +66,8 @@ def read_run(folder: str | Path) -> Curves:
     for name in ("metrics.csv", "evaluation.csv", "summary.json"):
         refuse_link(folder / name)
     training, evaluation = read_csv(folder / "metrics.csv"), read_csv(folder / "evaluation.csv")
+    for name in (column for column in training if column.endswith(REWARD)):
+        training[name] = training[name] / config.env.reward_scale
     if not len(training.get("frames", ())) and not len(evaluation.get("frames", ())):
         raise CheckpointError(
             f"{str(folder)!r} has no row in metrics.csv yet, expected at least one; "

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from torchrl_marl.apps.reports.curves import (
     NOT_READ,
+    REWARD,
     Curves,
     differences,
     environment_name,
@@ -38,8 +39,6 @@ __all__ = [
 ]
 
 Numbers = NDArray[np.float64]
-REWARD = "/episode_reward"
-"""Suffix of the columns that hold a group's returns."""
 
 
 @dataclass(frozen=True)
@@ -390,7 +389,7 @@ def _combine_members(tables: Sequence[Table], shown: str) -> dict[str, np.ndarra
     rows = [np.searchsorted(table["frames"], frames, side="right") - 1 for table in tables]
     names = [name for name in tables[0] if all(name in table for table in tables)]
     every = {name: np.stack([t[name][at] for t, at in zip(tables, rows)]) for name in names}
-    returns = [name for name in names if name.endswith("/episode_reward")]
+    returns = [name for name in names if name.endswith(REWARD)]
     score = "return_mean" if "return_mean" in names else returns[0] if len(returns) == 1 else None
     if shown == "best" and score is not None:
         known = np.where(np.isnan(every[score]), -np.inf, every[score])
