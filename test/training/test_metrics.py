@@ -344,3 +344,11 @@ def test_best_member_is_logged_without_diverged_members():
     diverged = torch.tensor([False, False, False, True])
     found = row_of_all(rows, TeamSpec([spec]), [7, 8, 9, 10], diverged)
     assert found == {"car/episode_reward": 3.0, "car/best": 5.0, "car/best_seed": 8}
+
+
+def test_best_member_is_unknown_before_an_episode_has_ended():
+    spec = AgentSpec("car", 2, Unbounded((1,)), Categorical(2))
+    rows = [{"car/episode_reward": x} for x in (math.nan, math.nan, 9.0)]
+    found = row_of_all(rows, TeamSpec([spec]), [7, 8, 9], torch.tensor([False, False, True]))
+    assert list(found) == ["car/episode_reward", "car/best", "car/best_seed"]
+    assert all(math.isnan(value) for value in found.values())

@@ -96,7 +96,7 @@ class MemberPolicy:
 def row_of_all(
     rows: Sequence[Mapping[str, Any]], team: TeamSpec, seeds: Sequence[int], diverged: Tensor
 ) -> dict[str, Any]:
-    """Returns each group's mean return, and the best member's return and seed.
+    """Returns each group's mean return, and the best member's return and seed; NaN if unknown.
 
     Args:
         rows (sequence of mapping): current row of each member's ``metrics.csv``.
@@ -111,10 +111,10 @@ def row_of_all(
     for name in team.groups:
         found = torch.tensor([own[f"{name}/episode_reward"] for own in rows])
         found = found.masked_fill(diverged, torch.nan)
-        known = found.nan_to_num(-torch.inf)
+        best = int(found.nan_to_num(-torch.inf).argmax())
         row[f"{name}/episode_reward"] = float(found.nanmean())
-        row[f"{name}/best"] = float(known.max())
-        row[f"{name}/best_seed"] = seeds[int(known.argmax())]
+        row[f"{name}/best"] = float(found[best])
+        row[f"{name}/best_seed"] = math.nan if found.isnan().all() else seeds[best]
     return row
 
 
