@@ -471,11 +471,14 @@ class League(Part):
         """Returns the indices of an exploiter's envs."""
         return slice(i * self.policy.n_exploited, (i + 1) * self.policy.n_exploited)
 
+    @property
+    def n_exploiter_envs(self) -> int:
+        """Number of envs in which exploiters learn, the first ones of a batch."""
+        return len(self.exploiters) * self.policy.n_exploited if self.exploiters else 0
+
     def take(self, batch: TensorDictBase) -> TensorDictBase:
         """Returns the part of a batch without the exploiters' envs."""
-        if not self.exploiters:
-            return batch
-        return batch[len(self.exploiters) * self.policy.n_exploited :]
+        return batch[self.n_exploiter_envs :] if self.exploiters else batch
 
     def learn(self, batch: TensorDictBase, progress: float) -> None:
         """Lets exploiters learn from their envs in a batch.

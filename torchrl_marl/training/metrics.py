@@ -50,6 +50,7 @@ class EpisodeTracker:
             of the last batch, ``[E, T]``.
         returns (tuple, optional): for a population, the mean return of all agents up to each step
             of the last batch, and the ends of episodes; both ``[E, T]``.
+        exploited (int): number of first envs in which exploiters of the policy learn.
     """
 
     def __init__(self, team: TeamSpec, n_members: int = 1) -> None:
@@ -57,6 +58,7 @@ class EpisodeTracker:
         self.returns: tuple[Tensor, Tensor] | None = None
         self.episodes: tuple[dict[str, Tensor], Tensor] = ({}, torch.zeros(()))
         self.sums: dict[str, Tensor] = {}
+        self.exploited = 0
         self._running: dict[str, Tensor] = {}
         self._births = Births(team.groups)
         # To detect zero-sum games: numbers of steps with rewards, and with a sum other than 0.
@@ -80,7 +82,7 @@ class EpisodeTracker:
         for name, value in series.items():
             totals = self.sums[name] = self._running_totals(name, value, done, batch)
             group = self.team.groups[name.rpartition("/")[0]]
-            ends = _learner_episode_ends(batch, group, known)
+            ends = _learner_episode_ends(batch, group, known, self.exploited)
             if (there := born.get(group.name)) is not None:
                 ends = ends & there.any(-1)  # in the other episodes the group had no agents
             means[name] = self._mean_over_episodes(totals, ends)
@@ -159,10 +161,19 @@ class EpisodeTracker:
         self._running = {key: x for key, x in state.items() if not key.endswith("/born")}
 
 
-def _learner_episode_ends(batch: TensorDictBase, group: GroupSpec, done: Tensor) -> Tensor:
-    """Returns the ends of the episodes in which the learning policy controls agents of a group."""
+def _learner_episode_ends(
+    batch: TensorDictBase, group: GroupSpec, done: Tensor, exploited: int
+) -> Tensor:
+    """Returns the ends of the episodes in which the learning policy controls agents of a group.
+
+    In the first ``exploited`` envs, ``learns`` is True for the exploiter's agents, and the policy
+    controls the others.
+    """
     learns = batch.get(group.key("learns"), None)
-    return done if learns is None else done & learns.any(-1)
+    if learns is None:
+        return done
+    controls = torch.cat([~learns[:exploited], learns[exploited:]]) if exploited else learns
+    return done & controls.any(-1)
 
 
 def count_agent_frames(team: TeamSpec, batch: TensorDictBase, n_members: int = 1) -> Tensor:

@@ -126,6 +126,7 @@ class Training:
         stop_requested, labels = lambda: self.interruption.stop_requested, self._make_labels()
         self.collector: Any = make_collector(config, *parts, stop_requested, labels)
         self.tracker = EpisodeTracker(self.team, self.n_members)
+        self.tracker.exploited = 0 if self.league is None else self.league.n_exploiter_envs
         self.results: Any = self._make_results()
         if config.evolution.method != "none":
             from torchrl_marl.training.evolution import Evolution
