@@ -12,7 +12,8 @@ from tensordict import TensorDict
 from torchrl.data import Bounded, Categorical, Unbounded
 
 from torchrl_marl import AgentSpec, TeamSpec
-from torchrl_marl.collectors.rollout import check_finite
+from torchrl_marl.collectors.rollout import RolloutCollector, check_finite
+from torchrl_marl.envs.toy import Arena
 from torchrl_marl.errors import CheckpointError, MissingExtraError, NonFiniteError, SpecError
 from torchrl_marl.training.config import LoggingConfig
 from torchrl_marl.training.member import row_of_all
@@ -22,6 +23,7 @@ from torchrl_marl.training.metrics import (
     group_reward,
 )
 from torchrl_marl.training.recorder import CsvTable, Loggers
+from torchrl_marl.training.shards import EpisodeSums
 
 NAN = float("nan")
 
@@ -336,6 +338,22 @@ def test_failing_logger_is_disabled_with_a_warning(tmp_path):
     loggers.close()
     loggers.close()
     assert seen == [64, 128] and ended == [True]
+
+
+def test_fragments_count_groups_that_have_died_in_an_earlier_one():
+    """The first group dies in step 3 of 6, and a fragment has two steps, from any episode."""
+    env = Arena(3, n_agents=2, n_groups=2, years=3, lives=9, seed=0)
+    team = TeamSpec.from_env(env)
+    collector = RolloutCollector(env, frames_per_batch=6)
+    whole, note, fragments = EpisodeTracker(team), EpisodeSums(team), EpisodeTracker(team)
+    for _ in range(3):
+        batch = collector.rollout()
+        expected = whole.update(batch.copy())
+        note(batch)
+        fragments.forget(torch.ones(3, dtype=torch.bool))
+        found = fragments.update(batch)
+    assert found["agents_0/episode_length"] == found["agents_1/episode_length"] == 6
+    assert {key: float(x) for key, x in found.items()} == {k: float(x) for k, x in expected.items()}
 
 
 def test_best_member_is_logged_without_diverged_members():

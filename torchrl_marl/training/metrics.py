@@ -48,6 +48,8 @@ class EpisodeTracker:
             ``[E, T]``; and a mask of the ends of episodes, ``[E, T]``.
         sums (dict): ``"<group>/episode_reward"`` and ``"<group>/episode_length"`` up to each step
             of the last batch, ``[E, T]``.
+        lived (dict): group -> mask of the episodes in which one of its agents has lived up to each
+            step of the last batch, ``[E, T]``; without groups that live in all of them.
         returns (tuple, optional): for a population, the mean return of all agents up to each step
             of the last batch, and the ends of episodes; both ``[E, T]``.
         exploited (int): number of first envs in which exploiters of the policy learn.
@@ -58,6 +60,7 @@ class EpisodeTracker:
         self.returns: tuple[Tensor, Tensor] | None = None
         self.episodes: tuple[dict[str, Tensor], Tensor] = ({}, torch.zeros(()))
         self.sums: dict[str, Tensor] = {}
+        self.lived: dict[str, Tensor] = {}
         self.exploited = 0
         self._running: dict[str, Tensor] = {}
         self._births = Births(team.groups)
@@ -70,6 +73,10 @@ class EpisodeTracker:
         batch = batch.flatten(0, -2) if batch.ndim > 2 else batch
         done = batch.get(("next", "done")).reshape(*batch.shape)
         born = self._births.update(batch)
+        self.lived = {
+            name: batch.get(("collector", f"{name}/lived"), own.any(-1))
+            for name, own in born.items()
+        }
         for name, counts in self._reward_counts.items():
             found = self._count_zero_sum_steps(self.team.groups[name], batch)
             self._reward_counts[name] = counts.to(found.device) + found
@@ -83,8 +90,8 @@ class EpisodeTracker:
             totals = self.sums[name] = self._running_totals(name, value, done, batch)
             group = self.team.groups[name.rpartition("/")[0]]
             ends = _learner_episode_ends(batch, group, known, self.exploited)
-            if (there := born.get(group.name)) is not None:
-                ends = ends & there.any(-1)  # in the other episodes the group had no agents
+            if group.name in self.lived:
+                ends = ends & self.lived[group.name]  # in the others the group had no agents
             means[name] = self._mean_over_episodes(totals, ends)
             if name.endswith("/episode_reward"):
                 ended.append(totals * group.n_agents)

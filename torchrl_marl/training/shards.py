@@ -101,8 +101,9 @@ class EpisodeSums(EpisodeTracker):
 
     Keys:
         - writes: ``("collector", "<group>/episode_reward")`` and ``("collector",
-          "<group>/episode_length")``, the sums up to each step, and ``("collector",
-          "episode_known")``, whether the sums are complete
+          "<group>/episode_length")``, the sums up to each step; ``("collector", "<group>/lived")``,
+          whether an agent has lived; and ``("collector", "episode_known")``, whether the sums are
+          complete
     """
 
     def __call__(self, batch: TensorDictBase) -> None:
@@ -110,6 +111,8 @@ class EpisodeSums(EpisodeTracker):
         self.update(batch)
         for name, sums in self.sums.items():
             batch.set(("collector", name), sums)
+        for name, lived in self.lived.items():
+            batch.set(("collector", f"{name}/lived"), lived)
         known = torch.ones(batch.shape, dtype=torch.bool, device=batch.device)
         batch.set(("collector", "episode_known"), known)
 

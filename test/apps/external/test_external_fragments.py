@@ -81,6 +81,7 @@ def test_arrays_of_two_fragments():
     assert rows(first, "collector", "policy_version") == [0, 0, 5]
     assert rows(first, "collector", "walker/episode_reward") == [1.5, 5.0, 10.0]
     assert rows(first, "collector", "walker/episode_length") == [1, 2, 3]
+    assert rows(first, "collector", "walker/lived") == [T, T, T]
     assert rows(first, "collector", "traj_ids") == [0, 0, 0]
 
     # An agent earns nothing before its birth; a waiting agent does.
@@ -248,3 +249,19 @@ def test_number_of_ready_fragments_is_bounded(hold):
         for pen in pens:
             pen.connection.read()
     assert len(fragments.ready) <= (2 if hold else 2 + len(pens))
+
+
+def test_groups_have_lived_from_their_first_agent_to_the_end_of_the_episode():
+    """A fragment of an episode in which both walkers have died, and the start of another one."""
+    fragments, slots = Fragments(2, 1, ("walker",), 1, False), np.array([0])
+    found = []
+    for episode in (True, False):
+        fragments.begin(0, True)
+        for earns in ([T, F], [F, F], [F, F], [F, F]) if episode else ([F, F], [F, T]):
+            assert fragments.may_begin_step(0)
+            fragments.open(slots, {("walker", "mask"): np.array([earns])}, 0)
+            reward = np.ones((1, 2, 1), np.float32)
+            outcome = {("walker", "earns"): np.array([earns]), ("walker", "reward"): reward}
+            fragments.close(slots, outcome)
+            found += fragments.take() or []
+    assert [rows(one, "collector", "walker/lived") for one in found] == [[T, T], [T, T], [F, T]]

@@ -364,6 +364,7 @@ class Fragments:
         self._has_fragment = np.zeros(capacity, bool)  # also a fragment without a complete step
         self._abandoned_slots: list[int] = []  # slots whose client left in the middle of a fragment
         self._episode_returns = {name: np.zeros(capacity, np.float32) for name in groups}
+        self._has_lived = {name: np.zeros(capacity, bool) for name in groups}
         self._episode_lengths = np.zeros(capacity, np.int64)
         self._episode_is_whole = np.zeros(capacity, bool)
         self._episode_ids = np.zeros(capacity, np.int64)
@@ -391,8 +392,8 @@ class Fragments:
             slot (int): slot of the client.
             whole (bool): False if the client is already in the middle of an episode.
         """
-        for returns in self._episode_returns.values():
-            returns[slot] = 0
+        for rows in (*self._episode_returns.values(), *self._has_lived.values()):
+            rows[slot] = 0
         self._episode_lengths[slot] = 0
         self._episode_is_whole[slot] = whole
         self._episode_ids[slot] = self._n_episodes
@@ -465,6 +466,8 @@ class Fragments:
             earns = outcome[name, "earns"]
             total = np.where(earns, outcome[name, "reward"][..., 0], 0).sum(1, dtype=np.float32)
             returns[slots] += total / np.maximum(earns.sum(1), 1)
+            self._has_lived[name][slots] |= earns.any(1)
+            sums[f"{name}/lived"] = self._has_lived[name][slots]
             sums[f"{name}/episode_reward"] = returns[slots]
             sums[f"{name}/episode_length"] = self._episode_lengths[slots]
         for name, value in sums.items():

@@ -61,8 +61,9 @@ class ExternalCollector:
         - writes: the keys from clients and policy, ``("next", ...)``, ``("collector", "traj_ids")``
           and ``("collector", "policy_version")``; the return and length of the running episode up
           to each step, ``("collector", "<group>/episode_reward")`` and
-          ``"<group>/episode_length"``; ``("collector", "episode_known")``: whether these cover the
-          episode from its start
+          ``"<group>/episode_length"``; ``("collector", "<group>/lived")``: whether an agent of the
+          group has lived in it; ``("collector", "episode_known")``: whether these cover the episode
+          from its start
 
     Shapes:
         - every entry of a batch: ``[E, T, ...]``
