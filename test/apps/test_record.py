@@ -7,10 +7,12 @@ import torch
 
 import torchrl_marl
 from torchrl_marl.apps.cli.main import main
-from torchrl_marl.apps.record import record
+from torchrl_marl.apps.record import play_episodes, record
 from torchrl_marl.collectors.dataset import Dataset
 from torchrl_marl.collectors.expert import ExpertLabels
 from torchrl_marl.envs import make_env
+from torchrl_marl.envs.reward_scale import scaled
+from torchrl_marl.envs.toy import Arena
 from torchrl_marl.errors import ConfigError, DatasetError
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.trainer import start_training
@@ -56,6 +58,16 @@ class TestRecord:
         returns = dataset.about["returns"]
         assert returns["mean"] == pytest.approx(sum(found) / 9)
         assert (returns["min"], returns["max"]) == pytest.approx((min(found), max(found)))
+
+    def test_rewards_are_those_of_evaluations(self):
+        """An environment with four times its rewards in training, and the same one without."""
+        own, shaped = (Arena(3, n_agents=2, years=2, seed=1) for _ in range(2))
+        found = []
+        for env in (own, scaled(shaped, 4.0)):
+            torch.manual_seed(0)
+            steps = play_episodes(env, env.rand_action, 5)
+            found.append(steps["next", "agents", "reward"])
+        assert torch.equal(*found) and bool(found[0].any())
 
     def test_unborn_agents_do_not_count_in_returns(self, tmp_path):
         """The team's reward is the mean over born, living agents, as in every other report."""

@@ -30,6 +30,7 @@ from torchrl_marl.settings import normalized, parse_overrides
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.entrants import HEURISTIC, RANDOM, scripted_policy
+from torchrl_marl.training.evaluation import own_rewards
 from torchrl_marl.training.metrics import group_reward
 from torchrl_marl.training.run import Run, check_played
 
@@ -193,7 +194,7 @@ def play_episodes(
     """Plays whole episodes; returns their steps, one episode after the other, ``[S]``.
 
     Each env plays the same number of episodes, or one more, so that short episodes are not more
-    frequent than they are.
+    frequent than they are. Rewards are those of evaluations, without shaping for training.
 
     Args:
         env (EnvBase): environment with dense groups.
@@ -210,7 +211,8 @@ def play_episodes(
     )
     pieces, places = [], []
     while bool((ended < due).any()):
-        batch = collector.rollout().cpu()
+        with own_rewards(env):
+            batch = collector.rollout().cpu()
         done = batch.get(("next", "done")).squeeze(-1).long()
         episode = ended.unsqueeze(-1) + done.cumsum(1) - done
         keep = episode < due.unsqueeze(-1)

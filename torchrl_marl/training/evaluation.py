@@ -48,6 +48,7 @@ __all__ = [
     "first_episodes",
     "kind_of",
     "last_evaluation_entries",
+    "own_rewards",
     "play",
     "record_animation",
     "restoring_env",
@@ -339,7 +340,7 @@ def seeded_play(
     mode = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
     # With the environment's seed, the actions would repeat the environment's random numbers.
     random_state = RandomState(seed + actions, env.device or "cpu")
-    with torch.no_grad(), random_state.active(), set_exploration_type(mode), _own_rewards(env):
+    with torch.no_grad(), random_state.active(), set_exploration_type(mode), own_rewards(env):
         env.set_seed(seed)
         yield
 
@@ -395,8 +396,12 @@ def restoring_env(env: EnvBase) -> Iterator[bool]:
 
 
 @contextlib.contextmanager
-def _own_rewards(env: EnvBase) -> Iterator[None]:
-    """Context without the rewards that an environment adds only for training."""
+def own_rewards(env: EnvBase) -> Iterator[None]:
+    """Context without the rewards that an environment adds only for training.
+
+    Args:
+        env (EnvBase): environment; it and its transforms may have a method ``measured()``.
+    """
     with contextlib.ExitStack() as stack:
         while isinstance(env, TransformedEnv):
             parts = env.transform if isinstance(env.transform, Compose) else [env.transform]
