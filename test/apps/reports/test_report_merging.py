@@ -1,5 +1,6 @@
 """Grouping of runs in a report: settings that change learning, and seeds counted once."""
 
+import json
 import shutil
 
 import numpy as np
@@ -8,6 +9,7 @@ from reported import write_run, write_suite
 
 from torchrl_marl.apps.reports import make_report
 from torchrl_marl.apps.reports.answers import answers, notes
+from torchrl_marl.apps.reports.marl_eval import raw_results
 from torchrl_marl.apps.reports.tables import markdown
 from torchrl_marl.training.config import read_run_config
 
@@ -87,6 +89,17 @@ class TestPopulations:
         said = "\n".join(notes(report))
         assert "is the best of 4 members at each measurement, and so partly luck" in said
         assert "all members together have been trained for 4 times its frames" in said
+
+    def test_absolute_metric_is_that_of_the_member_with_the_best_evaluation(self, tmp_path):
+        """Of the members' best evaluations, 9 is the best; its parameters earn 7 in more games."""
+        folder = write_population(tmp_path / "pbt", [[0, 5, 6], [0, 9, 2]], **self.PBT)
+        for name, absolute in (("seed0", 8.0), ("seed1", 7.0), (".", 7.5)):
+            path = folder / name / "summary.json"
+            found = json.loads(path.read_text())
+            path.write_text(json.dumps({**found, "return_absolute": absolute}))
+        tree = raw_results(make_report(tmp_path).tasks)["toy"]["arena"]
+        found = {name: own["seed_0"]["absolute_metrics"]["return"] for name, own in tree.items()}
+        assert found == {"MAPPO - best of PBT of 2": [7.0], "MAPPO - mean of PBT of 2": [7.5]}
 
     def test_given_member_is_replaced_by_its_evolved_population(self, tmp_path):
         folder = write_population(tmp_path / "pbt", [[0, 1], [0, 3]], **self.PBT)

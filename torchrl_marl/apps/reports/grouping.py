@@ -366,9 +366,11 @@ def read_population(folder: Path) -> list[Curves]:
         "mean": f"is the mean of {size} members; {together}",
     }
     cut = tuple(sorted({name for member in members for name in member.cut}))
+    summaries = {"best": {**own.summary, **_absolute_of_best(members)}, "mean": own.summary}
     return [
         dataclasses.replace(
             own,
+            summary=summaries[shown],
             settings={**own.settings, SHOWN: shown},
             training=_combine_members([member.training for member in members], shown),
             evaluation=_combine_members([member.evaluation for member in members], shown),
@@ -377,6 +379,13 @@ def read_population(folder: Path) -> list[Curves]:
         )
         for shown, note in notes.items()
     ]
+
+
+def _absolute_of_best(members: Sequence[Curves]) -> dict[str, Any]:
+    """Returns ``return_absolute`` of the member with the best evaluation, if there is one."""
+    known = [own for own in members if own.summary.get("return_absolute") is not None]
+    best = max(known, key=lambda own: np.nanmax(own.evaluation["return_mean"]), default=None)
+    return {} if best is None else {"return_absolute": best.summary["return_absolute"]}
 
 
 def _combine_members(tables: Sequence[Table], shown: str) -> dict[str, np.ndarray]:
