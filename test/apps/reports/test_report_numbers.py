@@ -143,6 +143,19 @@ def test_unfinished_runs_count_up_to_their_last_frame(tmp_path):
     assert any("has not finished; used up to frame 1,000 of 100,000" in x for x in notes(report))
 
 
+def test_unfinished_runs_of_a_report_are_unfinished_in_its_table(tmp_path):
+    """IPPO's only run has stopped early, so that MAPPO is compared at its own end."""
+    write_run(tmp_path / "a", [0, 1, 2, 3])
+    write_run(tmp_path / "b", [0, 5], finished=False, **{"learner.algorithm": "ippo"})
+    report = make_report(tmp_path)
+    (tmp_path / "evaluations.csv").write_text(evaluations_csv(report))
+    again = make_report(tmp_path / "evaluations.csv")
+    for found in (report, again):
+        (result,) = found.tasks
+        assert result.frames == 3000 and result.teams["MAPPO"].scores == [3]
+        assert any("has not finished; used up to frame 1,000" in x for x in notes(found))
+
+
 def test_run_is_cut_at_its_first_nan_return(tmp_path):
     write_run(tmp_path / "a", [0.0, 3.0, float("nan"), 9.0])
     report = make_report(tmp_path)

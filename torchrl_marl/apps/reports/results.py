@@ -48,7 +48,8 @@ def read_table(path: Path) -> tuple[dict[tuple[str, str], list[Record]], list[st
     """Reads a table of evaluations that has the form of a report's ``evaluations.csv``.
 
     Its columns are ``task, algorithm, seed, frames, return`` and, optionally, ``agent_frames``,
-    ``seconds`` and ``run``, which distinguishes two runs of one seed. Other columns are ignored.
+    ``seconds``, ``run``, which distinguishes two runs of one seed, and ``finished``, which is False
+    in the rows of an unfinished run. Other columns are ignored.
 
     Args:
         path (Path): the file.
@@ -62,8 +63,11 @@ def read_table(path: Path) -> tuple[dict[tuple[str, str], list[Record]], list[st
             has two rows at the same frames.
     """
     runs: dict[_RunKey, dict[float, tuple[int, list[float]]]] = {}
+    unfinished: set[_RunKey] = set()
     for line, row in _read_rows(path):
         key, frames, numbers = _parse_row(path, line, row)
+        if (row.get("finished") or "").lower() == "false":
+            unfinished.add(key)
         first, _ = runs.setdefault(key, {}).setdefault(frames, (line, numbers))
         if first != line:
             raise CheckpointError(
@@ -74,7 +78,7 @@ def read_table(path: Path) -> tuple[dict[tuple[str, str], list[Record]], list[st
     left_out = []
     for key, rows in sorted(runs.items()):
         values = np.array([[frames, *numbers] for frames, (_, numbers) in sorted(rows.items())])
-        record = _make_record(path, key, values)
+        record = _make_record(path, key, values, key not in unfinished)
         if isinstance(record, Record):
             found.setdefault(key[:2], []).append(record)
         else:
@@ -130,9 +134,9 @@ def _run_text(key: _RunKey) -> str:
     return f"{quoted(key[1])} in {quoted(key[0])}, seed {key[2]}"
 
 
-def _make_record(path: Path, key: _RunKey, values: np.ndarray) -> Record | str:
+def _make_record(path: Path, key: _RunKey, values: np.ndarray, finished: bool) -> Record | str:
     table = dict(zip(("frames", "return_mean", "agent_frames", "seconds"), values.T))
-    summary = {"frames": float(values[-1, 0])}
+    summary = {"frames": float(values[-1, 0])} if finished else {}
     found = extract_record(Curves(path, "", {}, {}, table, summary, key[2]))
     if isinstance(found, str):
         return found
