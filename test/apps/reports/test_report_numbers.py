@@ -12,10 +12,15 @@ from scipy.stats import mannwhitneyu, trim_mean
 
 from torchrl_marl.apps.reports import make_report
 from torchrl_marl.apps.reports.aggregates import _value_at
-from torchrl_marl.apps.reports.answers import answers, notes
+from torchrl_marl.apps.reports.answers import _improvement_sentence, answers, notes
 from torchrl_marl.apps.reports.page import page
 from torchrl_marl.apps.reports.tables import curves_csv, evaluations_csv, markdown, results_csv
 from torchrl_marl.errors import CheckpointError, ConfigError
+from torchrl_marl.training.statistics import (
+    estimate,
+    interquartile_mean,
+    probability_of_improvement,
+)
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +159,17 @@ def test_unfinished_runs_of_a_report_are_unfinished_in_its_table(tmp_path):
         (result,) = found.tasks
         assert result.frames == 3000 and result.teams["MAPPO"].scores == [3]
         assert any("has not finished; used up to frame 1,000" in x for x in notes(found))
+
+
+def test_better_mean_with_fewer_wins_is_not_called_undecided(tmp_path):
+    """Of 40 runs, 12 earn 50 and 28 earn 2: IQM 6.8, but 3 of 10 runs beat one that earns 3."""
+    rare, steady = [np.repeat([2.0, 50.0], (28, 12))], [np.full(40, 3.0)]
+    assert interquartile_mean(rare) == pytest.approx((18 * 2 + 2 * 50) / 20)
+    found = estimate(probability_of_improvement, rare, steady)
+    assert found.value == pytest.approx(0.3) and found.high < 0.5
+    sentence = _improvement_sentence(("A", "B"), found, rare, steady)
+    assert sentence.startswith("A run of A is better than one of B with probability 0.30 [0.")
+    assert sentence.endswith("], a significant difference over seeds.")
 
 
 def test_run_is_cut_at_its_first_nan_return(tmp_path):

@@ -250,7 +250,7 @@ def _improvement_sentence(
     every = [count for own in counts for count in own]
     few = min(every) <= _FEW_SEEDS
     least = smallest_p_value(*counts) if few else 0.0
-    if found.low <= 0.5:
+    if found.low <= 0.5 <= found.high:
         return f"{sentence}: {undecided('runs', needed('seeds', least))}."
     p_value = permutation_p_value(scores, others) if few else 0.0
     if p_value <= 1 - CONFIDENCE:
