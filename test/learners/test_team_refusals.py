@@ -1,8 +1,13 @@
 """Policies, masks and settings that are invalid for a team."""
 
+import itertools
+
 import pytest
+import torch
 from meadow import make_meadow, make_team
+from samples import make_group
 from team_learners import E, config_of, learners_of, policy_of
+from tensordict import TensorDict
 from torchrl.envs import Transform, TransformedEnv
 
 from torchrl_marl import TeamSpec
@@ -11,6 +16,7 @@ from torchrl_marl.envs import VmasEnv
 from torchrl_marl.envs.toy import Arena
 from torchrl_marl.errors import ConfigError, SpecError
 from torchrl_marl.learners import OnPolicyConfig, build_learners
+from torchrl_marl.learners.team_checks import check_cooperative_agents
 from torchrl_marl.modules import NetworkConfig, RandomActor, make_actor
 
 
@@ -124,3 +130,28 @@ def test_batch_without_done_flags_of_agents_raises(n_groups, leaf):
         del batch["next", name, leaf]
     with pytest.raises(SpecError, match=f"the batch has no '{leaf}' of its agents"):
         learner.learn(batch)
+
+
+COSTS = (0.01, 0.02, 0.03, 0.05, 0.1, 0.3, 0.7, 1.1)
+
+
+@pytest.mark.parametrize("n_steps", [100, 150, 1500])
+@pytest.mark.parametrize("rounding", [0.0, 2e-7], ids=["constant", "rounded"])
+def test_constant_rewards_do_not_compete(n_steps, rounding):
+    """Float32 means of equal numbers differ from these, which correlates any two by 1 or -1."""
+    group = make_group("categorical", n=2, mask=False)
+    every_other = torch.arange(n_steps).remainder(2).view(1, n_steps, 1, 1)
+    rounded = 1 + rounding * every_other * torch.tensor([[1.0], [-1.0]])
+    for costs in itertools.combinations(COSTS, 2):
+        reward = -(torch.tensor(costs).view(2, 1) * rounded).expand(4, n_steps, 2, 1)
+        batch = TensorDict({"next": {"car": {"reward": reward}}}, [4, n_steps])
+        check_cooperative_agents([group], batch, "learner.algorithm=iql")
+
+
+def test_small_opposed_changes_of_large_rewards_compete():
+    """The second agent loses the thousandth that the first one earns more."""
+    group = make_group("categorical", n=2, mask=False)
+    more = 0.001 * torch.rand(4, 20, 1)
+    batch = TensorDict({"next": {"car": {"reward": torch.stack([1 + more, 1 - more], 2)}}}, [4, 20])
+    with pytest.raises(ConfigError, match=r"'car_0' and 'car_1' compete: .* of -1\.00 in"):
+        check_cooperative_agents([group], batch, "learner.algorithm=iql")

@@ -26,6 +26,7 @@ __all__ = [
 ]
 
 _RIVAL_CORRELATION = -0.5  # groups compete if their rewards' correlation is below this value
+_ROUNDING = 1e-6  # differences below this fraction of the largest reward do not count
 
 
 def refuse_separate_groups(trained: Iterable[str]) -> None:
@@ -131,11 +132,22 @@ def _find_rivals(names: Sequence[str], earned: Sequence[Tensor]) -> tuple[str, s
     """Returns the first two names with opposed rewards, and the rewards' correlation."""
     if len(earned) < 2 or earned[0].numel() < 2:
         return None
-    together = torch.corrcoef(torch.stack(list(earned)).float()).tolist()
+    together = torch.corrcoef(_changes(torch.stack(list(earned)).double())).tolist()
     for i, j in combinations(range(len(names)), 2):
         if together[i][j] < _RIVAL_CORRELATION:
             return names[i], names[j], together[i][j]
     return None
+
+
+def _changes(rewards: Tensor) -> Tensor:
+    """Returns differences from the first reward; rounding would correlate constant rewards.
+
+    Shapes:
+        - rewards, returns: ``[K, F]``, of K groups or agents in F frames
+    """
+    changes = rewards - rewards[:, :1]
+    counts = changes.abs() > _ROUNDING * rewards.abs().amax(-1, keepdim=True)
+    return torch.where(counts, changes, 0.0)
 
 
 def acts_in_turns(group: GroupSpec, batch: TensorDictBase) -> Tensor:
