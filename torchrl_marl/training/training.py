@@ -302,7 +302,7 @@ class Training:
         """Runs one iteration: collects, learns, writes a row, and evaluates and saves if due."""
         began = time.perf_counter()
         with listen_to_slow_work(self.recorder.show_slow_work):
-            batch = self.collector.rollout()
+            batch = self._collect()
             self._discard_lost_episodes(batch)
             for part in self.parts.values():
                 part.collect(self, batch)
@@ -356,18 +356,29 @@ class Training:
     @with_run_rng
     def learn_once(self) -> None:
         """Collects a batch and learns from it, without writing anything."""
-        self._learn(self.collector.rollout())
+        self._learn(self._collect())
+
+    def _collect(self) -> TensorDictBase:
+        """Collects a batch; moves the schedules first, because agents explore by them."""
+        self._move_schedules(self.frames)
+        return self.collector.rollout()
+
+    def _move_schedules(self, frames: int) -> float:
+        """Moves all schedules to a number of frames; returns the progress of the run, 0 to 1."""
+        progress = min(1.0, frames / self.config.total_frames)
+        for learner in self.learners:
+            learner.set_progress(progress)
+        return progress
 
     def _learn(self, batch: TensorDictBase) -> dict[str, Tensor]:
         learned: dict[str, Tensor] = {}
         collected = self._count_frames(batch) // self.n_members
-        progress = min(1.0, (self.frames - collected) / self.config.total_frames)
+        progress = self._move_schedules(self.frames - collected)  # callbacks may change settings
         try:
             filtered_batch = batch
             for part in self.parts.values():
                 filtered_batch = part.take(filtered_batch)
             for learner in self.learners:
-                learner.set_progress(progress)
                 learned |= metrics_of(learner, learner.learn(filtered_batch), self.n_members)
             for part in self.parts.values():
                 part.learn(batch, progress)
