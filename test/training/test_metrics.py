@@ -92,6 +92,17 @@ def test_episode_metrics_worked_out_by_hand():
     assert tracker.update(third)["cat/episode_reward"].item() == (3.0 + 9.0) / 2
 
 
+def test_returns_are_exact_after_a_huge_reward_of_an_earlier_episode():
+    """Of episodes with returns of 1e9, 0.75 and 0.5, and a last one that has earned 0.25 so far."""
+    tracker = EpisodeTracker(make_team())
+    dog = [[1e9, 0.5, 0.25, 0.5, 0.25]]
+    cat = [[[x, x] for x in dog[0]]]
+    tracker.update(make_batch(cat, dog, [[True, False, True, True, False]]))
+    totals, _ = tracker.episodes
+    assert totals["dog"].tolist() == totals["cat"].tolist() == [[1e9, 0.5, 0.75, 0.5, 0.25]]
+    assert tracker.state_dict()["dog/episode_reward"].tolist() == [0.25]
+
+
 def test_means_without_ended_episodes_are_nan():
     tracker = EpisodeTracker(make_team())
     means = tracker.update(make_batch([[[1.0, 1.0]]], [[1.0]], [[False]]))

@@ -221,7 +221,8 @@ def group_reward(group: GroupSpec, batch: TensorDictBase, born: Tensor | None = 
 
 def _episode_sums(value: Tensor, done: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
     """Returns a value's sum over the episode up to each step, ``[E, T]``, and the last, ``[E]``."""
-    sums = start.unsqueeze(-1) + value.cumsum(-1)
+    # Double precision: the rewards of all episodes of a batch are added up.
+    sums = start.unsqueeze(-1) + value.double().cumsum(-1)
     ends = torch.where(done, sums, 0.0)
     steps = torch.arange(value.shape[1], device=value.device).expand_as(value)
     last_end = torch.where(done, steps, -1).cummax(-1).values
@@ -230,7 +231,7 @@ def _episode_sums(value: Tensor, done: Tensor, start: Tensor) -> tuple[Tensor, T
     final = torch.where(
         last_end[:, -1] >= 0, ends.gather(-1, last_end[:, -1:].clamp_min(0))[:, 0], 0.0
     )
-    return sums - base, sums[:, -1] - final
+    return (sums - base).to(value.dtype), (sums[:, -1] - final).to(value.dtype)
 
 
 def mean_return(team: TeamSpec, row: Mapping[str, float]) -> float:
