@@ -47,6 +47,16 @@ def test_evaluation_at_a_whole_number_of_batches_is_not_late(count):
     assert due == [-(-100 * i // count) * 1000 for i in range(1, count)]
 
 
+def return_at(frames, folder, **settings):
+    """The absolute return of the same run, stopped after some frames."""
+    for iteration in torchrl_marl.iterate(config_of(folder, **settings)):
+        if iteration.frames == frames:
+            break
+    env, policy = iteration.run.make_env(num_envs=4), iteration.run.policy
+    played = play(env, policy, TeamSpec.from_env(env), episodes=10, seed=EVALUATION_SEED + 1)
+    return played.figures()["return_mean"]
+
+
 def test_absolute_evaluation_uses_the_best_parameters(tmp_path):
     run = train(config_of(tmp_path / "a"))
     rows = table(run.folder / "evaluation.csv")
@@ -56,14 +66,24 @@ def test_absolute_evaluation_uses_the_best_parameters(tmp_path):
     absolute = run.summary["absolute"]
     assert absolute["frames"] == 80 * best < 480 and absolute["episodes"] == 10
     assert absolute["return_mean"] == run.summary["return_absolute"]
-    # The same run, up to these parameters.
-    for iteration in torchrl_marl.iterate(config_of(tmp_path / "b")):
-        if iteration.frames == absolute["frames"]:
-            break
-    env, policy = iteration.run.make_env(num_envs=4), iteration.run.policy
-    played = play(env, policy, TeamSpec.from_env(env), episodes=10, seed=EVALUATION_SEED + 1)
-    assert played.figures()["return_mean"] == absolute["return_mean"]
+    assert return_at(absolute["frames"], tmp_path / "b") == absolute["return_mean"]
     assert json.loads((run.folder / "summary.json").read_text())["absolute"] == absolute
+
+
+@pytest.mark.parametrize("unshare_at", [0.5, 0.75])
+def test_best_parameters_of_before_and_after_unsharing(unshare_at, tmp_path, monkeypatch):
+    """The best evaluation is that at frame 320, before or after the networks are un-shared."""
+    rated, seen = [1.0, 2.0, 1.0, 2.0, 3.0, 2.0, 1.0], BestParameters.evaluated
+
+    def evaluated(best, training, results):
+        seen(best, training, [{**own, "return_mean": rated.pop(0)} for own in results])
+
+    settings = {"learner.unshare_at": unshare_at}
+    with monkeypatch.context() as patch:
+        patch.setattr(BestParameters, "evaluated", evaluated)
+        run = train(config_of(tmp_path / "a", **settings))
+    assert not rated and run.summary["absolute"]["frames"] == 320
+    assert run.summary["return_absolute"] == return_at(320, tmp_path / "b", **settings)
 
 
 def test_absolute_evaluation_does_not_affect_training_or_resume(tmp_path):

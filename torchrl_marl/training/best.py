@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from torchrl_marl.collectors import TeamPolicy
+from torchrl_marl.learners import build_learners
+from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.training.part import Part
 
 if TYPE_CHECKING:
@@ -60,6 +63,8 @@ class BestParameters(Part):
         if not self._parameters[i]:  # no evaluation had a finite return
             return {}
         policy, environments = training.results.policy_of(i), training.environments
+        if policy.state_dict().keys() != self._parameters[i].keys():
+            policy = _make_shared_policy(training)
         with _temporary_parameters(policy, self._parameters[i]):
             [played] = training.play(
                 lambda: [environments.play(policy, training.team, absolute=True)]
@@ -84,6 +89,14 @@ class BestParameters(Part):
             self.best, self.frames, self._parameters = (
                 [*own] if isinstance(own, list) else [own] for own in entries
             )
+
+
+def _make_shared_policy(training: Training) -> nn.Module:
+    """Returns a policy with the networks that the run had before it un-shared them."""
+    config, device = training.config, training.device
+    with RandomState(0, device).active():
+        learners = build_learners(training.team, config.learner, config.groups, device=device)
+    return TeamPolicy(actor for learner in learners for actor in learner.actors.values())
 
 
 def _copy_parameters(policy: nn.Module) -> dict[str, Tensor]:
