@@ -13,6 +13,7 @@ from torchrl_marl.learners import OnPolicyConfig, OnPolicyLearner
 from torchrl_marl.modules import NetworkConfig
 from torchrl_marl.recipes import load_config
 from torchrl_marl.settings import parse_overrides
+from torchrl_marl.training.changes import change, changeable_settings
 
 # Parameters of one agent: an actor with 4 outputs and a critic, 6 inputs, 8 hidden units.
 OWN = (6 * 8 + 8 + 8 * 4 + 4) + (6 * 8 + 8 + 8 + 1)
@@ -104,6 +105,26 @@ def test_unshared_copies_keep_optimizer_moments():
     assert own.shape == (2, *first.shape)
     for row in learner.optimizer.state[own]["exp_avg"]:
         assert torch.equal(row, average)
+
+
+def test_learning_rate_changes_after_unsharing():
+    """With moments of a constant gradient, Adam's steps are as long as the learning rate."""
+    env = Arena(8, n_agents=2, seed=0)
+    learner = make(env, "full")
+    learner.learn(batch_of(env, learner))
+    learner.unshare()
+    assert changeable_settings(learner) == {"lr": learner.config.lr}
+    change(learner, "lr", 2e-3)
+    parameters = list(learner.trained)
+    before = [p.detach().clone() for p in parameters]
+    for p in parameters:
+        state = learner.optimizer.state[p]
+        for name, value in (("exp_avg", 0.9), ("exp_avg_sq", 0.81), ("step", 1e6)):
+            state[name].fill_(value)
+        p.grad = torch.full_like(p, 0.9)
+    learner.updates._move()
+    for p, old in zip(parameters, before, strict=True):
+        torch.testing.assert_close(old - p, torch.full_like(p, 2e-3), rtol=1e-3, atol=1e-6)
 
 
 def test_central_critic_stays_shared():

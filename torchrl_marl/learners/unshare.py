@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from torchrl_marl.learners.adam import Adam
 from torchrl_marl.modules.inputs import AgentInput
 from torchrl_marl.modules.networks import AgentNetwork, Feedforward, TeamNetwork
 from torchrl_marl.modules.unsharing import Origin, carry_state, unshare, unshare_memory
@@ -20,9 +21,7 @@ __all__ = ["unshare_networks", "unshare_parts"]
 _NamedParameters = dict[str, nn.Parameter]
 
 
-def unshare_networks(
-    networks: dict[nn.Module, int], optimizer: torch.optim.Adam
-) -> torch.optim.Adam:
+def unshare_networks(networks: dict[nn.Module, int], optimizer: torch.optim.Adam) -> Adam:
     """Replaces shared networks by one copy for each agent; the outputs do not change.
 
     Each copy keeps the optimizer's moments of its original.
@@ -45,7 +44,8 @@ def unshare_networks(
     parameters = [
         new for p in optimizer.param_groups[0]["params"] for new in replaced.get(id(p), [p])
     ]
-    fresh = torch.optim.Adam(parameters, **settings)
+    fresh = Adam(parameters, settings["lr"], settings["eps"])
+    fresh.param_groups[0].update(settings)
     for parameter in parameters:
         if state.get(parameter):
             fresh.state[parameter] = state[parameter]
