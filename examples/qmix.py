@@ -84,7 +84,7 @@ class QMIX:
         self.frames, self.owed = 0, 0.0
 
     def learn(self, batch: TensorDictBase, progress: float) -> None:
-        """Stores a batch ``[E, T]``, and trains after a fraction ``progress`` of the run."""
+        """Stores a batch ``[E, T]`` that ends at a fraction ``progress`` of the run, and trains."""
         settings = self.settings
         self.loss.settle_rewards(batch)  # one reward for the team
         self.replay.extend(batch)
@@ -131,8 +131,8 @@ def train(settings: Settings) -> QMIX:
     began, frames = time.perf_counter(), 0
     for batch in collector:
         reward = batch["next", "agents", "reward"].mean().item()
-        learner.learn(batch, frames / settings.total_frames)
         frames += batch.numel()
+        learner.learn(batch, frames / settings.total_frames)
         speed = frames / (time.perf_counter() - began)
         print(f"{frames:9,} frames   reward {reward:7.3f}   {speed:7,.0f} frames/s")
     return learner
