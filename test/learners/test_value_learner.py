@@ -48,7 +48,8 @@ def test_learner_explores_by_epsilon_only():
     learner, metrics = trained(make_arena(n_groups=2), 3, exploration=EpsilonConfig(1, 0.2, 0.5))
     assert not missing_names(learner, Learner) and list(learner.actors) == ["agents_0", "agents_1"]
     own = [m["agents_1"] for m in metrics]
-    assert [float(m["epsilon"]) for m in own] == pytest.approx([1.0, 7 / 15, 0.2])
+    # The second batch is random, too; learning starts after it.
+    assert [float(m["epsilon"]) for m in own] == pytest.approx([1.0, 1.0, 0.2])
     assert [int(m["updates"]) for m in own] == [0, 4, 4]
     assert "sigma" not in own[0].keys() and set(own[0].keys()) == set(own[-1].keys())
     assert math.isnan(own[0]["loss_value"]) and float(own[-1]["grad_norm"]) > 0

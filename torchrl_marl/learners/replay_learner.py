@@ -229,8 +229,8 @@ class ReplayLearner(BlockLearner):
             self.owed -= n_updates
         history = self.updates.run(cast(TeamReplay, self.replay), n_updates)
         self.refuse_diverged(history)
+        metrics = self._summary(history, n_updates)  # with the epsilon of this batch
         self._explore()
-        metrics = self._summary(history, n_updates)
         self.add_communication(metrics, data)
         return metrics
 
