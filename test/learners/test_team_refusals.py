@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from meadow import make_meadow, make_team
@@ -155,3 +156,37 @@ def test_small_opposed_changes_of_large_rewards_compete():
     batch = TensorDict({"next": {"car": {"reward": torch.stack([1 + more, 1 - more], 2)}}}, [4, 20])
     with pytest.raises(ConfigError, match=r"'car_0' and 'car_1' compete: .* of -1\.00 in"):
         check_cooperative_agents([group], batch, "learner.algorithm=iql")
+
+
+def is_refused(*rewards):
+    """Whether one mixer is refused for agents with these rewards, ``[E, T]`` each."""
+    group = make_group("categorical", n=len(rewards), mask=False)
+    reward = torch.stack(rewards, -1).unsqueeze(-1)
+    batch = TensorDict({"next": {"car": {"reward": reward}}}, reward.shape[:2])
+    try:
+        check_cooperative_agents([group], batch, "learner.algorithm=iql")
+    except ConfigError:
+        return True
+    return False
+
+
+def test_opposed_trends_of_independent_agents_do_not_compete():
+    """One env: distances of random walks are correlated below -0.5 in a fifth of the cases."""
+    torch.manual_seed(0)
+    opposed = 0
+    for _ in range(50):
+        one, other = torch.randn(2, 1, 100).cumsum(-1)
+        opposed += np.corrcoef(one[0], other[0])[0, 1] < -0.5
+        assert not is_refused(one, other) and not is_refused(one, one)
+        assert is_refused(one, 3 - 2 * one)
+    assert opposed >= 8
+
+
+@pytest.mark.parametrize(("num_envs", "n_steps"), [(1, 12), (12, 1), (4, 3)])
+def test_few_rewards_are_no_proof_of_competition(num_envs, n_steps):
+    """Of 12 independent rewards 5 % have a correlation below -0.5."""
+    torch.manual_seed(0)
+    found = [is_refused(*torch.randn(2, num_envs, n_steps)) for _ in range(400)]
+    assert sum(found) <= 3
+    one = torch.randn(num_envs, n_steps)
+    assert is_refused(one, 5 - one)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Collection, Iterable, Sequence
 from itertools import combinations
@@ -27,6 +28,7 @@ __all__ = [
 
 _RIVAL_CORRELATION = -0.5  # groups compete if their rewards' correlation is below this value
 _ROUNDING = 1e-6  # differences below this fraction of the largest reward do not count
+_CERTAINTY = -3.3  # Fisher's z of a correlation that chance gives in one of 2,000 cases
 
 
 def refuse_separate_groups(trained: Iterable[str]) -> None:
@@ -109,7 +111,7 @@ def _rival_groups(
 ) -> tuple[str, str, float] | None:
     rewards = (group.data(batch.get("next")).get("reward", None) for group in groups)
     earned = [
-        masked_mean(reward, group.living(batch), dim=-2).flatten()
+        masked_mean(reward, group.living(batch), dim=-2).squeeze(-1)
         for group, reward in zip(groups, rewards)
         if reward is not None
     ]
@@ -125,29 +127,43 @@ def _rival_agents(group: GroupSpec, batch: TensorDictBase) -> tuple[str, str, fl
     reward, alive = reward.squeeze(-1), group.living(batch)
     if alive is not None:  # only steps in which all agents are alive
         reward = torch.where(alive.all(-1, keepdim=True), reward, 0.0)
-    return _find_rivals(group.agent_names, list(reward.flatten(0, -2).unbind(-1)))
+    return _find_rivals(group.agent_names, list(reward.unbind(-1)))
 
 
 def _find_rivals(names: Sequence[str], earned: Sequence[Tensor]) -> tuple[str, str, float] | None:
-    """Returns the first two names with opposed rewards, and the rewards' correlation."""
-    if len(earned) < 2 or earned[0].numel() < 2:
+    """Returns the first two names with opposed rewards, and the rewards' correlation.
+
+    The changes from step to step must be opposed, too: the rewards of independent agents are often
+    correlated by trends, such as that one agent approaches its goal while another one leaves it.
+
+    Shapes:
+        - earned: ``[*B, T]`` for each name
+    """
+    rewards = torch.stack(list(earned)).double()
+    flat = rewards.flatten(1)
+    levels = flat - flat[:, :1]
+    changes = rewards.diff(dim=-1).flatten(1) if rewards.shape[-1] > 1 else levels
+    number = changes.shape[1]
+    if len(rewards) < 2 or number < 4:
         return None
-    together = torch.corrcoef(_changes(torch.stack(list(earned)).double())).tolist()
+    largest = flat.abs().amax(-1, keepdim=True)
+    of_levels, of_changes = (_correlations(values, largest) for values in (levels, changes))
+    limit = min(_RIVAL_CORRELATION, math.tanh(_CERTAINTY / math.sqrt(number - 3)))
     for i, j in combinations(range(len(names)), 2):
-        if together[i][j] < _RIVAL_CORRELATION:
-            return names[i], names[j], together[i][j]
+        if of_levels[i][j] < _RIVAL_CORRELATION and of_changes[i][j] < limit:
+            return names[i], names[j], of_levels[i][j]
     return None
 
 
-def _changes(rewards: Tensor) -> Tensor:
-    """Returns differences from the first reward; rounding would correlate constant rewards.
+def _correlations(values: Tensor, largest: Tensor) -> list[list[float]]:
+    """Returns correlations, NaN of constants; rounding would correlate equal rewards by 1 or -1.
 
-    Shapes:
-        - rewards, returns: ``[K, F]``, of K groups or agents in F frames
+    Args:
+        values (Tensor): rewards minus the first, or changes, ``[K, F]``.
+        largest (Tensor): size of the largest reward, ``[K, 1]``.
     """
-    changes = rewards - rewards[:, :1]
-    counts = changes.abs() > _ROUNDING * rewards.abs().amax(-1, keepdim=True)
-    return torch.where(counts, changes, 0.0)
+    counts = values.abs() > _ROUNDING * largest
+    return torch.corrcoef(torch.where(counts, values, 0.0)).tolist()
 
 
 def acts_in_turns(group: GroupSpec, batch: TensorDictBase) -> Tensor:
