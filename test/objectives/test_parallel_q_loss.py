@@ -86,6 +86,12 @@ class TestByHand:
             td["next", "car", flag][:, 0] = True
         found = targets(loss_of(replace(car(), respawns=True)), td)
         torch.testing.assert_close(found, torch.tensor([[3.375, 0, 8], [5.9375, 0, 11]]))
+        # The team itself earns 2, also in the second step: 17, 2 + (17 + 22)/4 = 11.75, and
+        # 2 + (11.75 + 22/2)/4.
+        td["next", "reward"] = torch.full((1, 3, 1), 2.0)
+        group = replace(car(), respawns=True, reward_key="reward")
+        found = targets(loss_of(group, "sum"), td)
+        torch.testing.assert_close(found, torch.tensor([[7.6875, 0, 17]] * 2))
 
     def test_independent_returns(self):
         # G_2 = 1 + 14/2 = 8, G_1 = 1 + (8 + 10)/4 = 5.5, G_0 = 1 + (5.5 + 6)/4 = 3.875

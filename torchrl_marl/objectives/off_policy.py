@@ -409,7 +409,7 @@ class OffPolicyLoss(LossModule):
         if stored is not None:
             return stored
         reward = of_agents(data[self._reward_key], everyone)
-        if not self.mixed:
+        if not self.mixed or not self._agents_have_rewards:
             return reward
         return team_reward(self.group, data, reward, self.per_group)
 
