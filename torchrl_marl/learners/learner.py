@@ -47,7 +47,10 @@ class Learner(Protocol):
     over_ranks: bool = False
 
     def set_progress(self, fraction: float) -> None:
-        """Moves the schedules to a fraction, 0 to 1, of the run."""
+        """Moves the schedules to a fraction, 0 to 1, of the run.
+
+        A run calls it before a batch is collected, and again before its update.
+        """
 
     def learn(self, batch: TensorDictBase) -> TensorDict:
         """Trains on a batch ``[E, T]``; returns metrics ``(group, name)`` as tensors.
