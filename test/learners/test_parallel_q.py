@@ -182,7 +182,8 @@ def test_pqn_solves_the_arena(tmp_path):
     """The optimal return is 12.5, the random one 0.97. Agents die in mid-episode."""
     run = torchrl_marl.train(
         "toy_arena_mappo",
-        learner={"algorithm": "pqn", "minibatch_size": 160, "lr": 1e-3},
+        learner={"algorithm": "pqn", "minibatch_size": 160, "lr": 1e-3}
+        | {"exploration": {"annealing": 0.15}},
         total_frames=25_600,
         logging={"progress": False},
         execution="eager",
