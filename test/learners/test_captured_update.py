@@ -77,7 +77,7 @@ def state_of(learner):
 
 
 def assert_equal_training(one, other, **tolerance):
-    """Parameters, statistics, Adam's state and metrics are the same."""
+    """Parameters, statistics, Adam's state and metrics are the same, but for a norm's last bits."""
     (a, metrics), (b, found) = one, other
     a, b = state_of(a), state_of(b)
     assert a.keys() == b.keys()
@@ -94,7 +94,11 @@ def assert_equal_training(one, other, **tolerance):
     for x, y in zip(metrics, found, strict=True):
         assert set(x.keys(True, True)) == set(y.keys(True, True))
         for key in x.keys(True, True):
-            check(x[key], y[key], key)
+            if key[-1] == "grad_norm" and not tolerance:
+                # On an AMD Zen 5 the norm with convolutions differs by one bit, Adam's moments do not.
+                torch.testing.assert_close(x[key], y[key], rtol=2.0**-22, atol=0)
+            else:
+                check(x[key], y[key], key)
 
 
 CASES = {
@@ -174,7 +178,7 @@ FIRST = {"deaths", "turns, centered", "as one, of different sizes", "attention, 
 
 @pytest.mark.parametrize("case", first_tier_cases(FIRST, CASES, "compiled"))
 def test_traced_updates_match_eager_updates(case):
-    """Bitwise, where a graph is run operation by operation."""
+    """Bitwise but for a metric's last bits, where a graph is run operation by operation."""
     make_env, settings = CASES[case]
     settings = {"minibatch_size": FRAMES // 2, **settings}
     one = train(make_env, "eager", **settings)
