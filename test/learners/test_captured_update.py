@@ -95,7 +95,7 @@ def assert_equal_training(one, other, **tolerance):
         assert set(x.keys(True, True)) == set(y.keys(True, True))
         for key in x.keys(True, True):
             if key[-1] == "grad_norm" and not tolerance:
-                # On an AMD Zen 5 the norm with convolutions differs by one bit, Adam's moments do not.
+                # On AMD's Zen 5 a norm with convolutions differs by a bit, but no moment of Adam.
                 torch.testing.assert_close(x[key], y[key], rtol=2.0**-22, atol=0)
             else:
                 check(x[key], y[key], key)
