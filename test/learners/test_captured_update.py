@@ -76,8 +76,8 @@ def state_of(learner):
     return flat(dict(learner.state_dict()))
 
 
-def assert_equal_training(one, other, **tolerance):
-    """Parameters, statistics, Adam's state and metrics are the same, but for a norm's last bits."""
+def assert_equal_training(one, other, rounded=(), **tolerance):
+    """Parameters, statistics, Adam's state and metrics are the same; some metrics but for a bit."""
     (a, metrics), (b, found) = one, other
     a, b = state_of(a), state_of(b)
     assert a.keys() == b.keys()
@@ -94,8 +94,7 @@ def assert_equal_training(one, other, **tolerance):
     for x, y in zip(metrics, found, strict=True):
         assert set(x.keys(True, True)) == set(y.keys(True, True))
         for key in x.keys(True, True):
-            if key[-1] == "grad_norm" and not tolerance:
-                # On AMD's Zen 5 a norm with convolutions differs by a bit, but no moment of Adam.
+            if key[-1] in rounded:
                 torch.testing.assert_close(x[key], y[key], rtol=2.0**-22, atol=0)
             else:
                 check(x[key], y[key], key)
@@ -178,12 +177,14 @@ FIRST = {"deaths", "turns, centered", "as one, of different sizes", "attention, 
 
 @pytest.mark.parametrize("case", first_tier_cases(FIRST, CASES, "compiled"))
 def test_traced_updates_match_eager_updates(case):
-    """Bitwise but for a metric's last bits, where a graph is run operation by operation."""
+    """Bitwise, where a graph is run operation by operation."""
     make_env, settings = CASES[case]
     settings = {"minibatch_size": FRAMES // 2, **settings}
     one = train(make_env, "eager", **settings)
     next_number = torch.rand(1)
-    assert_equal_training(one, train(make_env, "trace", **settings))
+    # On AMD's Zen 5 the norm with convolutions differs by a bit, but no moment of Adam.
+    rounded = {"grad_norm"} if case.startswith("pictures") else ()
+    assert_equal_training(one, train(make_env, "trace", **settings), rounded)
     assert torch.equal(torch.rand(1), next_number)
 
 
