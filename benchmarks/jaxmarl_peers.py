@@ -1,4 +1,4 @@
-"""Training and report of the comparisons with JaxMARL, for MPE and SMAX.
+"""Training and report of the comparisons with JaxMARL, for MPE, SMAX and Overcooked.
 
 JaxMARL trains by a script in a virtual environment that is created for it. Its own scripts and
 settings come from GitHub. Ours are runs of a suite.
@@ -69,7 +69,15 @@ def train_theirs(
 
 
 def train_ours(
-    suite: str, task: str, measured: str, side: str, seed: int, path: Path, args: argparse.Namespace
+    suite: str,
+    task: str,
+    measured: str,
+    side: str,
+    seed: int,
+    path: Path,
+    args: argparse.Namespace,
+    *,
+    sampled: bool = False,
 ) -> Result:
     """Trains a run of a suite, and plays episodes with its policy.
 
@@ -77,33 +85,42 @@ def train_ours(
         suite, task (str): where to train.
         measured (str): ``return`` or ``won``, what the result reports of the episodes.
         side, seed, path, args: as in :func:`train_theirs`; the run's folder lies beside the file.
+
+    Keyword Args:
+        sampled (bool): whether to play with sampled actions instead of the likeliest ones.
     """
     from torchrl_marl.training import Run
 
     os.environ.setdefault("XLA_FLAGS", ONE_THREAD)  # JAX takes as many threads as torch
-    evaluation = {"every_frames": args.frames, "episodes": 2}
+    evaluation = {"count": None, "every_frames": args.frames, "episodes": 2}
     settings = {"quick": args.quick, "frames": args.frames, "evaluation": evaluation}
     found = peers.train_by_suite(suite, side, task, seed, path.with_suffix(""), **settings)
-    mean = mean_of_episodes(Run.load(found.folder), args.episodes, measured)
+    mean = mean_of_episodes(Run.load(found.folder), args.episodes, measured, sampled=sampled)
     return {measured: mean, "training": found.summary["seconds"], "load": os.getloadavg()[0]}
 
 
-def mean_of_episodes(run: Any, episodes: int, measured: str) -> float:
-    """Returns a mean over the first episode of each copy, by the likeliest actions.
+def mean_of_episodes(run: Any, episodes: int, measured: str, *, sampled: bool = False) -> float:
+    """Returns a mean over the first episode of each copy, without a shaped reward.
 
     Args:
         run (Run): trained run.
         episodes (int): number of copies.
         measured (str): ``return`` of an agent, or ``won``, the share of battles won.
+
+    Keyword Args:
+        sampled (bool): whether to play with sampled actions instead of the likeliest ones.
     """
     import torch
     from torchrl.envs.utils import ExplorationType, set_exploration_type
 
     from torchrl_marl.envs import make_env, with_memory
+    from torchrl_marl.training.evaluation import own_rewards
 
     config = replace(run.config.env, info=measured == "won")
     env = with_memory(make_env(config, seed=12345, num_envs=episodes), run.policy)
-    with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
+    kind = ExplorationType.RANDOM if sampled else ExplorationType.DETERMINISTIC
+    torch.manual_seed(12345)
+    with torch.no_grad(), set_exploration_type(kind), own_rewards(env):
         mean = play_episodes(env, run.policy)[measured]
     env.close()
     return mean

@@ -1,4 +1,4 @@
-"""Training and evaluation by JaxMARL's own scripts, for MPE and SMAX.
+"""Training and evaluation by JaxMARL's own scripts, for MPE, SMAX and Overcooked.
 
 It runs in JaxMARL's environment, so it needs nothing of ours.
 """

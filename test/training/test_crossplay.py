@@ -205,6 +205,12 @@ def test_standing_counts_wins_in_rows_and_columns():
     assert found.weight.tolist() == pytest.approx([1, 0], abs=1e-6)
 
 
+def test_single_player_has_no_opponent_to_be_ranked_by():
+    table = counted([[3]])
+    assert players.standing(table) is None
+    assert "nan" not in players.standing_text(["a"], table, None)
+
+
 def test_cyclic_players_have_equal_ratings_and_nash_weights():
     found = players.standing(counted([[0, 10, 0], [0, 0, 10], [10, 0, 0]]))
     torch.testing.assert_close(found.ratings.rating, torch.zeros(3).double(), atol=1e-6, rtol=0)

@@ -10,6 +10,7 @@ from torchrl.data import Categorical, Unbounded
 
 from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.apps.cli.main import main as cli
+from torchrl_marl.apps.record import episodes_of, play_episodes
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
 from torchrl_marl.envs import MarlEnv, check_marl_env
 from torchrl_marl.envs.toy import Arena
@@ -167,6 +168,9 @@ def test_group_without_agents_is_left_out_of_returns(poison):
     batch = RolloutCollector(env, None, frames_per_batch=16).rollout()
     means = tracker.update(batch)
     assert means["a/episode_reward"] == 2 and means["b/episode_reward"] == 6
+    recorded = episodes_of(team, play_episodes(env, env.rand_action, 4))
+    assert sorted(recorded.total.tolist()) == [2, 2, 4, 4]
+    assert recorded.of_group("b").tolist() == [6, 6]
     assert "keeps the rules" in check_marl_env(Sides(4))
 
 

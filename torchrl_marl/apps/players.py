@@ -61,7 +61,9 @@ class Standing(NamedTuple):
 
 
 def standing(table: TensorDictBase) -> Standing | None:
-    """Computes ratings, payoffs and Nash average of opponents; returns None for partners.
+    """Computes ratings, payoffs and Nash average of opponents.
+
+    Returns None for partners, and for a single player, which has no opponent.
 
     Args:
         table (TensorDictBase): result of :func:`~torchrl_marl.training.cross_play` with the same
@@ -78,7 +80,7 @@ def standing(table: TensorDictBase) -> Standing | None:
             f"the table has shape {list(table.shape)}, expected the same players on both sides."
         )
     wins, draws, games = (table[key].double() for key in ("wins", "draws", "games"))
-    if bool((draws == games).all()):
+    if len(table) < 2 or bool((draws == games).all()):
         return None
     # A player's wins: its wins as the row's player, and the losses of others against it.
     wins, draws = wins + (games - wins - draws).mT, draws + draws.mT

@@ -30,11 +30,11 @@ from torchrl_marl.settings import normalized, parse_overrides
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.entrants import HEURISTIC, RANDOM, scripted_policy
-from torchrl_marl.training.evaluation import own_rewards
+from torchrl_marl.training.evaluation import Episodes, own_rewards
 from torchrl_marl.training.metrics import group_reward
 from torchrl_marl.training.run import Run, check_played
 
-__all__ = ["play_episodes", "record", "record_command"]
+__all__ = ["episodes_of", "play_episodes", "record", "record_command"]
 
 Policy = Callable[[TensorDictBase], TensorDictBase]
 
@@ -241,23 +241,36 @@ def _without_next(key: NestedKey) -> NestedKey:
 
 def _return_statistics(team: TeamSpec, steps: TensorDictBase) -> dict[str, float]:
     """Returns mean, standard deviation, minimum and maximum of the episodes' returns."""
-    weights = {name: group.n_agents for name, group in team.groups.items()}
-    born = Births(team.groups).update(steps)
-    rewards = [
-        group_reward(group, steps, born.get(name)) * weights[name]
-        for name, group in team.groups.items()
-    ]
-    reward = torch.stack(rewards).sum(0).double() / sum(weights.values())
-    done = steps.get(("next", "done")).flatten().long()
-    episode = done.cumsum(0) - done
-    found: Tensor = torch.zeros(int(done.sum()), dtype=reward.dtype).index_add(0, episode, reward)
-    spread = found.std(correction=0).item()
+    total = episodes_of(team, steps).total
     return {
-        "mean": found.mean().item(),
-        "std": spread,
-        "min": found.min().item(),
-        "max": found.max().item(),
+        "mean": total.mean().item(),
+        "std": total.std(correction=0).item(),
+        "min": total.min().item(),
+        "max": total.max().item(),
     }
+
+
+def episodes_of(team: TeamSpec, steps: TensorDictBase) -> Episodes:
+    """Returns the returns and lengths of recorded episodes, and the groups that lived in them.
+
+    Args:
+        team (TeamSpec): the groups.
+        steps (TensorDictBase): steps of whole episodes, ``[S]``, one episode after the other.
+    """
+    done = steps.get(("next", "done")).flatten().long()
+    episode, n = done.cumsum(0) - done, int(done.sum())
+    born = Births(team.groups).update(steps)
+
+    def sums(x: Tensor) -> Tensor:
+        return x.new_zeros(n).index_add(0, episode, x)
+
+    returns = {
+        name: sums(group_reward(group, steps, born.get(name)).double())
+        for name, group in team.groups.items()
+    }
+    lived = {name: sums(own.any(-1).long()) > 0 for name, own in born.items()}
+    sizes = {name: group.n_agents for name, group in team.groups.items()}
+    return Episodes(returns, episode.bincount(), sizes, lived)
 
 
 def _as_json(value: Any) -> Any:
