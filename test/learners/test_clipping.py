@@ -8,8 +8,10 @@ from torchrl.data import Categorical, Unbounded
 
 from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.learners.clipping import GradientClip
+from torchrl_marl.learners.off_policy import actor_clip
 from torchrl_marl.modules import NetworkConfig, make_actor, make_critic
 from torchrl_marl.modules.config import CriticConfig
+from torchrl_marl.objectives.imitation import ImitationLoss
 from torchrl_marl.specs.joining import join
 
 H = 8
@@ -112,6 +114,17 @@ def test_rows_are_assigned_to_the_groups_they_serve(layout, sharing):
         if len(parameter) == 1 or sharing in ("full", "agent_id", "masks"):
             wanted = [common] * len(parameter)
         assert owner.tolist() == wanted
+
+
+@pytest.mark.parametrize("actions", ["bounded", "wide", "unbounded"])
+@pytest.mark.parametrize("sharing", ["none", "group", "agent_id"])
+def test_rows_of_stochastic_actors_are_found_for_any_bounds(actions, sharing):
+    group = join(tuple(make_team("two", actions).groups.values()))
+    actor = make_actor(group, NetworkConfig([H], sharing=sharing))
+    clip = actor_clip(ImitationLoss(actor, group=group, functional=False), 1.0)
+    expected = {"none": list(group.group_index), "group": [0, 1], "agent_id": [2]}[sharing]
+    for rows in clip.row_groups.split(clip.sizes)[:2]:
+        assert rows.tolist() == (expected if len(expected) > 1 else expected * len(rows))
 
 
 def test_last_layer_rows_of_shared_critic_belong_to_groups():

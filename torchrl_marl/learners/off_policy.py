@@ -174,14 +174,11 @@ def actor_clip(loss: OffPolicyLoss, limit: float | None, per_agent: bool = False
     group, actor = loss.group, loss.actor_network
 
     def outputs(td: TensorDict) -> Tensor:
-        if group.branches:
-            dist = actor.get_dist(td)
-            return dist.log_prob(dist.sample())
         if group.discrete:
             return actor.get_dist(td).logits.clamp_min(-100.0).sum(-1)
-        if group.key("scale") in actor.out_keys:  # a stochastic one
+        if group.branches or group.key("scale") in actor.out_keys:  # a stochastic one
             dist = actor.get_dist(td)
-            return (dist.loc + dist.scale).sum(-1)
+            return dist.log_prob(dist.sample())
         return actor(td).get(group.action_key).sum(-1)
 
     return GradientClip.of_outputs(
