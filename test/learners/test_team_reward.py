@@ -4,6 +4,7 @@ It is the mean over agents that are spawned and alive in the step, for every alg
 """
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -112,6 +113,24 @@ class TestByHand:
     def test_waiting_agents_count_in_team_reward(self):
         assert stored_rewards("vdn", WAITS, 1)[:, 0].tolist() == [1.5] * 4
         assert stored_rewards("vdn", WAITS, 3)[0, 0] == 1.5 * 1.75
+
+    @pytest.mark.parametrize("n_step", [1, 2, 3])
+    def test_rewards_of_the_team_do_not_count_after_an_agent_dies_alone(self, n_step):
+        """The team earns 1 a step; agent 1 dies in step 0, so its return is 1."""
+        batch = DIES[:, :5].clone()
+        batch["next", "reward"] = torch.ones(1, 5, 1)
+        del batch["next", "car", "reward"]
+        groups = {"car": replace(groups_of({"car": 3})["car"], reward_key="reward")}
+        settings = {**STORED, "bootstrap": "agent", "n_step": n_step, "gamma": 1.0}
+        learner = make(groups, ValueConfig("iql", **settings))
+        learner.learn(batch)
+        [loss] = learner.losses.values()
+        for parameter in loss.target_qvalue_network.parameters():
+            parameter.data.zero_()
+        data = learner.replay.look(torch.arange(5), n_step, 1.0)
+        target, learned = loss.target(data, data["car", "mask"].float())
+        assert learned[0].tolist() == [True, True, False] and target[0, 1] == 1.0
+        assert target[1:, 0, 0].tolist() == [min(n_step, 5.0 - t) for t in range(1, 5)]
 
     def test_dead_agents_are_credited_with_later_team_rewards(self):
         assert stored_rewards("iql", DIES, 5, gamma=1.0)[0, :2].tolist() == [5.0, 5.0]

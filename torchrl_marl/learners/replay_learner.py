@@ -291,7 +291,8 @@ class ReplayLearner(BlockLearner):
             dead_earn=self.config.bootstrap == "team",
             windows=self.remembers,
             by_life=self.config.bootstrap == "agent"
-            and any(group.respawns for group in self.groups.values()),
+            # The team's reward continues after an agent's death, for which it does not count.
+            and any(x.respawns or x.reward_key != x.key("reward") for x in self.groups.values()),
             n_members=self.n_members,
             shared=self.members is not None and self.members.share_replay,
         )

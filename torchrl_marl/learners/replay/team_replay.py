@@ -50,7 +50,7 @@ class TeamReplay:
             rewards; otherwise these are 0.
         windows (bool): whether steps are read in windows, which may span the ends of episodes.
         by_life (bool): whether n-step returns also end when an agent terminates, because it may
-            come back for a new life.
+            come back for a new life, or because the reward is the team's and continues.
         n_members (int): number P of members of a population with ``num_envs`` envs each, sorted by
             member. A minibatch has the same number of rows for each member, namely those that the
             member would sample alone, stacked along the agents' dim. Each group then has a
