@@ -302,14 +302,15 @@ class Run:
                 numpy and onnxruntime for ``onnx``, and torch and ``trust=True`` for ``pt2``.
             folder (str or Path, optional): folder for the programs; by default ``export`` in the
                 run folder.
-            steps (int): smallest number of steps to compare; always at least one whole episode.
+            steps (int): smallest number of steps to compare; always at least one whole episode and
+                the first step of the next.
             env (EnvBase, optional): environment to use in place of the run's.
 
         Raises:
             ConfigError: the agent or the format is unknown, the actor cannot be split by agent, or
                 the folder holds an agent that is not of this team.
             MissingExtraError: a package is not installed.
-            UserError: the actions of a program differ from the team's.
+            UserError: the actions of a program differ from the team's, or their distributions.
         """
         exporting = import_application("export")
         policy = copy.deepcopy(self.policy)

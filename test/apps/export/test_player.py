@@ -13,7 +13,7 @@ from torchrl.data import Bounded, Categorical, MultiCategorical, OneHot, Unbound
 from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.apps.export import Player, export_agents, formats
 from torchrl_marl.apps.export.agent import agents_of, find_agents
-from torchrl_marl.apps.export.check import check_players
+from torchrl_marl.apps.export.check import InMemory, check_players
 from torchrl_marl.apps.export.player import PlayerError
 from torchrl_marl.envs import with_memory
 from torchrl_marl.envs.toy import Arena
@@ -54,6 +54,32 @@ def of_one(action, folder, format="pt2", **settings):
     return Player(folders["car_0"], trust=True, **settings)
 
 
+class Doubled(InMemory):
+    """Twice the logits of the agent."""
+
+    def _run_program(self, program, values):
+        outputs = super()._run_program(program, values)
+        logits = outputs["logits"]
+        return {**outputs, "logits": np.where(logits > -1e30, logits + logits.clip(-99), logits)}
+
+
+class Unmasked(InMemory):
+    """The likeliest legal action, with logits in which illegal ones are only a bit lower."""
+
+    def _run_program(self, program, values):
+        outputs = super()._run_program(program, values)
+        logits, legal = outputs["logits"], outputs["logits"] > -1e30
+        return {**outputs, "logits": np.where(legal, logits, logits[legal].min() - 1)}
+
+
+class Unforgetting(InMemory):
+    """Keeps its memory in a reset after its first episode."""
+
+    def reset(self):
+        super().reset()
+        self._is_first_step = not self.parameters
+
+
 class TestFiles:
     @pytest.mark.parametrize("format", ["onnx", "pt2"])
     def test_players_act_as_the_team(self, arena, policy, folder, tmp_path, format):
@@ -84,6 +110,19 @@ class TestFiles:
             UserError, match=r"act differently from their team: \d+ actions differ in 30 "
         ):
             check_players(with_memory(arena, policy), policy, crossed, steps=30)
+
+    def test_check_compares_the_parameters_of_sampled_actions(self, arena, policy):
+        """Doubled logits and a mask that hides nothing keep the likeliest action."""
+        for broken in (Doubled, Unmasked):
+            players = {name: broken(agent) for name, agent in agents_of(policy).items()}
+            with pytest.raises(UserError, match="act differently from their team"):
+                check_players(with_memory(arena, policy), policy, players, steps=10)
+
+    def test_check_plays_the_first_step_of_the_next_episode(self, arena, policy):
+        """A memory that is not cleared differs only after the first episode."""
+        players = {name: Unforgetting(agent) for name, agent in agents_of(policy).items()}
+        with pytest.raises(UserError, match="act differently from their team"):
+            check_players(with_memory(arena, policy), policy, players, steps=1)
 
     def test_equal_agents_have_equal_programs(self, folder, tmp_path):
         team = TeamSpec([AgentSpec("car", 2, Unbounded((3,)), Categorical(2))])

@@ -27,6 +27,7 @@ from torchrl_marl.modules.communication.rounds import Chain
 __all__ = ["Comparison", "InMemory", "check_players"]
 
 _MAX_STEPS = 2_000
+_ILLEGAL = 1e30  # logits of illegal actions are below its negative
 
 
 @dataclass
@@ -36,7 +37,8 @@ class Comparison:
     Args:
         steps (int): number of environment steps compared.
         actions (int): number of actions compared, over all living agents.
-        differ (int): number of actions that differ from the team's actions.
+        differ (int): number of actions that differ from the team's, in the action itself or in a
+            parameter of its distribution.
         largest (float): largest difference in a distribution parameter or an action value.
 
     Examples:
@@ -61,11 +63,18 @@ class Comparison:
         """Adds one comparison: an agent's action and the parameters of its distribution."""
         whole = not np.issubdtype(np.asarray(expected).dtype, np.floating)
         equal = np.array_equal if whole else partial(np.allclose, rtol=close, atol=close)
+        same = equal(action, expected) and all(_is_close(*pair, close) for pair in pairs)
         self.actions += 1
-        self.differ += not equal(action, expected)
+        self.differ += not same
         pairs = pairs if whole else [*pairs, (action, expected)]
         for one, other in pairs:
             self.largest = max(self.largest, float(np.abs(one - other).max(initial=0.0)))
+
+
+def _is_close(values: np.ndarray, expected: np.ndarray, close: float) -> bool:
+    """Returns whether parameters agree, relative to the largest that is not an illegal logit."""
+    legal = np.abs(expected)[np.abs(expected) < _ILLEGAL]
+    return np.allclose(values, expected, rtol=close, atol=close * legal.max(initial=1.0))
 
 
 class InMemory(Player):
@@ -116,25 +125,27 @@ def check_players(
         players (mapping): name -> exported agent.
 
     Keyword Args:
-        steps (int): minimum number of steps; at least one whole episode is played.
-        close (float): relative and absolute tolerance for continuous actions.
+        steps (int): minimum number of steps; at least one whole episode and the first step of the
+            next are played.
+        close (float): relative and absolute tolerance for continuous actions and parameters.
 
     Raises:
-        UserError: actions differ.
+        UserError: actions, or parameters of their distributions, differ.
     """
     found, first = Comparison(), (0,) * len(env.batch_size)
     teams = _group_by_actor(policy, players)
     carry = env.reset()
-    ended = False
+    ended = restarted = False
     with set_exploration_type(ExplorationType.DETERMINISTIC), contextlib.ExitStack() as stack:
         for team in teams:
             stack.enter_context(team.recording())
-        while found.steps < steps or not ended:
+        while found.steps < steps or not restarted:
             acted = policy(carry.copy())
             for team in teams:
                 team.compare(found, players, acted[first], first, close)
             step, carry = env.step_and_maybe_reset(acted)
             found.steps += 1
+            restarted = ended
             ended |= bool(step["next", "done"][first].any())
             if found.steps >= max(steps, _MAX_STEPS):
                 break
