@@ -246,6 +246,7 @@ class AgentNetwork(nn.Module):
         if self.position:
             rows = cast(AgentInput, self.features).rows(*body_inputs)
             position = torch.stack([rows[..., i] for i in self.position], -1)
+            position = cast_for_network(position, self.network)
         return Context(
             links=links,
             state=given.get("state"),

@@ -91,6 +91,13 @@ class TestObservations:
         assert_alone(team, make_actor, config=NetworkConfig([8], body="cnn"))
         assert_alone(team, make_actor, config=NetworkConfig([8], body="cnn", sharing="none"))
 
+    @pytest.mark.parametrize("normed", [False, True])
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.int16])
+    def test_observations_of_another_dtype(self, dtype, normed):
+        sees = Bounded(-9, 9, (3,), dtype=dtype)
+        team = TeamSpec([AgentSpec("a", 2, sees, Bounded(-1, 1, (2,)))])
+        assert_alone(team, make_actor, normed=normed)
+
     @pytest.mark.parametrize("sharing", ["full", "none"])
     def test_residual_blocks(self, sharing):
         team = TeamSpec([AgentSpec("a", 2, Unbounded((3,)), Categorical(3))])

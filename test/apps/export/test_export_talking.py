@@ -5,6 +5,7 @@ import pytest
 import torch
 from exported import check_players_alone, team_policy
 from torchrl.data import Categorical, Unbounded
+from torchrl.envs import DTypeCastTransform, TransformedEnv
 
 from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.apps.export import Player, export_agents
@@ -78,6 +79,23 @@ def test_every_kind_of_communication(talk, parts):
 def test_q_and_deterministic_actors(make, kind):
     found = check_players_alone(arena(), make, config=config_of({"kind": kind}, "lstm", "after"))
     assert (found.differ, found.largest < 1e-5) == (0, True)
+
+
+def test_positions_in_double_precision():
+    """The team acts as on the same numbers in float32, and so do single agents."""
+    keys = {"in_keys": [("agents", "observation")]}
+    double = DTypeCastTransform(torch.float32, torch.float64, **keys)
+    env = TransformedEnv(arena(), double)
+    config = config_of(TALKS["graph"], "gru")
+    found = check_players_alone(env, make_actor, config=config, normed=True)
+    assert (found.differ, found.largest < 1e-5, found.actions > 24) == (0, True, True)
+
+    policy = team_policy(TeamSpec.from_env(env).groups.values(), make_actor, config=config)
+    td = with_memory(env, policy).reset()
+    single = td.clone().set(("agents", "observation"), td["agents", "observation"].float())
+    assert td["agents", "observation"].dtype is torch.float64
+    logits = [policy(x)["agents", "logits"] for x in (td, single)]
+    torch.testing.assert_close(*logits, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("across", [False, True])

@@ -72,8 +72,10 @@ class OneObservation(nn.Module):
         """Concatenates and standardizes the leaves."""
         features = self.raw(*leaves)
         if self.mean is not None:
-            features = (features - self.mean) * (self.variance + self.epsilon).rsqrt()
+            mean, variance = self.mean.to(features.dtype), self.variance.to(features.dtype)
+            features = (features - mean) * (variance + self.epsilon).rsqrt()
             features = features.clamp(-self.clip, self.clip)
+        features = features.to(torch.get_default_dtype())  # as the team casts for its network
         return F.pad(features, (0, self.behind)).unsqueeze(0)
 
     def raw(self, *leaves: Tensor) -> Tensor:
@@ -250,7 +252,7 @@ class AgentState(nn.Module):
         """Returns features ``[1, H]``, hidden state ``[1, S]`` and position ``[1, P]``."""
         leaves, others = inputs[: self.n_leaves], inputs[self.n_leaves :]
         x = self.body.encoder(self.observe(*leaves), None, Context())[0]
-        raw = self.observe.raw(*leaves)
+        raw = self.observe.raw(*leaves).to(x.dtype)
         place = torch.stack([raw[i] for i in self.position]) if self.position else raw[:0]
         hidden = x[:, :0]
         if self.remembers:
