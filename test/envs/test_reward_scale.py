@@ -4,11 +4,15 @@ import csv
 
 import pytest
 import torch
-from torchrl.envs import TransformedEnv
+from torchrl.data import Bounded
+from torchrl.envs import TransformedEnv, check_env_specs
 
 import torchrl_marl
-from torchrl_marl.envs import make_env
+from torchrl_marl import AgentSpec
+from torchrl_marl.envs import MarlEnv, check_marl_env, make_env
 from torchrl_marl.envs.config import EnvConfig
+from torchrl_marl.envs.randomization import randomized
+from torchrl_marl.envs.reward_scale import scaled
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.recipes import load_config
 from torchrl_marl.specs import TeamSpec
@@ -44,6 +48,39 @@ def test_rewards_of_all_groups_are_multiplied():
     for own, expected in zip(rewards[1], rewards[0], strict=True):
         assert bool(expected.abs().sum() > 0)
         assert torch.equal(own, 0.25 * expected)
+
+
+class Tide(MarlEnv):
+    """Rewards from -1 to 1, and observations from 0 to 1, with declared bounds."""
+
+    def __init__(self):
+        super().__init__(3, max_steps=5, seed=0)
+        one = Bounded(-1, 1, (1,))
+        self.register_agent(AgentSpec("boat", 2, Bounded(0, 1, (2,)), one, reward_spec=one))
+
+    def _reset(self, tensordict):
+        return {"boat": {"observation": torch.rand(3, 2, 2)}}
+
+    def _step(self, tensordict):
+        reward = tensordict["boat", "action"].clone()
+        return {"boat": {"observation": torch.rand(3, 2, 2), "reward": reward}}
+
+
+def test_bounded_rewards_are_scaled():
+    env = scaled(Tide(), 3.0)
+    check_marl_env(env, n_steps=20)
+    td = env.rollout(5)
+    assert torch.equal(td["next", "boat", "reward"], 3 * td["boat", "action"])
+    assert td["next", "boat", "reward"].abs().max() > 1
+
+
+def test_noise_leaves_the_bounds_of_observations():
+    env = randomized(Tide(), {"observation_noise": 0.5})
+    check_marl_env(env, n_steps=20)
+    check_env_specs(env)
+    assert env.rollout(5)["boat", "observation"].abs().max() > 1
+    bounded = randomized(Tide(), {"observation_delay": 1}).full_observation_spec
+    assert isinstance(bounded["boat", "observation"], Bounded)
 
 
 @pytest.mark.parametrize("execution", ["eager", "trace"])

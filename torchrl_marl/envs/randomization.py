@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
-from torchrl.data import Unbounded
+from torchrl.data import Composite, Unbounded
 from torchrl.envs import Compose, EnvBase, TransformedEnv
 
 from torchrl_marl.envs.carried import CarriedTransform, inner_keys, use_random_state
@@ -86,6 +86,16 @@ class ObservationNoise(_DrawnTransform):
     """
 
     leaf = "observation_noise"
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Adds the drawn deviations to the spec; noisy observations have no bounds."""
+        observation_spec = super().transform_observation_spec(observation_spec)
+        keys = [key for group in self.groups.values() for key in group.observation_keys]
+        for key in keys if self.high else ():
+            own = observation_spec[key]
+            if own.dtype.is_floating_point:
+                observation_spec[key] = Unbounded(own.shape, device=own.device, dtype=own.dtype)
+        return observation_spec
 
     def _transform_output(self, group: TensorDictBase, spec: GroupSpec) -> None:
         if not self.high:

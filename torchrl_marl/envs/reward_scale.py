@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from tensordict.utils import NestedKey
 from torch import Tensor
+from torchrl.data import TensorSpec, Unbounded
 from torchrl.envs import EnvBase, RewardScaling, TransformedEnv
 
 __all__ = ["ScaledRewards", "scaled"]
@@ -46,6 +47,13 @@ class ScaledRewards(RewardScaling):
             yield
         finally:
             self._is_measured = before
+
+    def transform_reward_spec(self, reward_spec: TensorSpec) -> TensorSpec:
+        """Returns a spec without bounds, because evaluations have other rewards than training."""
+        for key in self.in_keys:
+            own = reward_spec[key]
+            reward_spec[key] = Unbounded(own.shape, device=own.device, dtype=own.dtype)
+        return reward_spec
 
     def _apply_transform(self, reward: Tensor) -> Tensor:
         return reward if self._is_measured else super()._apply_transform(reward)
