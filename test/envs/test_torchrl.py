@@ -121,6 +121,17 @@ def test_environment_with_a_single_root_flag():
     check_marl_env(env, n_steps=12)
 
 
+@pytest.mark.parametrize(("leaf", "name"), [("observation", "view"), ("action", "choice")])
+def test_group_with_another_name_of_a_key_is_refused(leaf, name):
+    env = Lonely()
+    spec = (env.full_observation_spec if leaf == "observation" else env.full_action_spec).clone()
+    spec["pair", name] = spec["pair", leaf].clone()
+    del spec["pair", leaf]
+    setattr(env, f"{leaf}_spec", spec)
+    with pytest.raises(SpecError, match=f"'pair' of Lonely has no '{leaf}', found \\['{name}'\\]"):
+        make_env(env)
+
+
 def has_rewards(tensordict):
     return any("reward" in key for key in tensordict.exclude("next").keys(True, True))
 
@@ -251,6 +262,11 @@ def test_openspiel_passes_check_marl_env(game):
     env = spiel(game, **GAMES[game])
     assert isinstance(env, OpenSpielGames)
     check_marl_env(env, n_steps=45 if game in ("connect_four", "hanabi") else 15)
+
+
+def test_openspiel_game_without_observations_is_refused():
+    with pytest.raises(ConfigError, match="coordinated_mp gives its players no tensor to observe"):
+        spiel("coordinated_mp")
 
 
 def test_turns_and_rewards_of_tic_tac_toe():

@@ -217,12 +217,13 @@ def group_from_env(
             f"group {name!r} of {type(env).__name__} has no agents; leave it out of the group_map."
         )
     check_names(f"an agent of group {name!r}", agent_names)
+    _check_action_key(env, name)
     members = _members_of_lazy_specs(env, name) if members is None else members
     observation_group_spec = (
         env.full_observation_spec_unbatched[name] if members is None else members[0]
     )
     if "observation" not in observation_group_spec.keys():
-        raise ValueError(
+        raise SpecError(
             f"group {name!r} of {type(env).__name__} has no 'observation', found "
             f"{list(observation_group_spec.keys())}; rename it with torchrl.envs.RenameTransform."
         )
@@ -244,6 +245,16 @@ def group_from_env(
         in_turns=_base_env_attribute(env, "in_turns") is True,
         respawns=_base_env_attribute(env, "respawns") is True,
     )
+
+
+def _check_action_key(env: EnvBase, name: str) -> None:
+    own = env.full_action_spec.get(name, None)
+    found = sorted(own.keys()) if isinstance(own, Composite) else []
+    if "action" not in found:
+        raise SpecError(
+            f"group {name!r} of {type(env).__name__} has no 'action', found {found}, expected one "
+            "with a row for each agent; rename it with torchrl.envs.RenameTransform."
+        )
 
 
 def _specs_of_equal_agents(

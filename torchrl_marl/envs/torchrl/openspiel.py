@@ -15,7 +15,7 @@ from torchrl.data import Categorical, OneHot, Unbounded
 from torchrl_marl.envs.agents.declaration import Declaration
 from torchrl_marl.envs.agents.declared_env import AutoResetEnv, without_rewards
 from torchrl_marl.envs.scene import FinalFrames
-from torchrl_marl.errors import SpecError
+from torchrl_marl.errors import ConfigError, SpecError
 from torchrl_marl.specs import AgentSpec
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class OpenSpielGames(FinalFrames, AutoResetEnv):
         - ``(group, "observation")``: ``[1, N, O]``; ``(group, "action_mask")``: ``[1, N, A]``
 
     Raises:
+        ConfigError: the game has neither an observation tensor nor an information state tensor.
         SpecError: an action is illegal.
     """
 
@@ -49,6 +50,11 @@ class OpenSpielGames(FinalFrames, AutoResetEnv):
     def __init__(self, wrapper: OpenSpielWrapper) -> None:
         game = wrapper._get_game()
         n_actions, kind = game.num_distinct_actions(), game.get_type()
+        if not (kind.provides_observation_tensor or kind.provides_information_state_tensor):
+            raise ConfigError(
+                f"OpenSpiel {kind.short_name} gives its players no tensor to observe; use another "
+                "game, or write its observations as a MarlEnv (docs/environments/own.md)."
+            )
         shape = (
             game.observation_tensor_shape()
             if kind.provides_observation_tensor
