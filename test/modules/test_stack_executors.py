@@ -1,11 +1,14 @@
 """Module stacks: recurrent cells, images, statistics, randomness, and modules without vmap."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from test_stack import BATCH, IN, MEMBERS, OUT, SHARING, assert_equals_loop, perceptron
 from torch import nn
 
-from torchrl_marl.modules import stack
+from torchrl_marl.modules import expand, stack
 
 
 @pytest.mark.parametrize("index", SHARING, ids=str)
@@ -69,6 +72,90 @@ def test_batch_norm_statistics(index, executor):
     for module in modules:
         module.eval()
     assert_equals_loop(stacked.eval(), agents, torch.randn(BATCH, len(index), IN))
+
+
+class Mean(nn.Module):
+    """Subtracts a running mean, whose buffers it assigns anew instead of in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(IN, OUT)
+        self.register_buffer("mean", torch.zeros(IN))
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x):
+        if self.training:
+            self.count = self.count + 1
+            self.mean = self.mean + (x.detach().mean(0) - self.mean) / self.count
+        return self.linear(x - self.mean)
+
+
+@pytest.mark.parametrize("executor", [None, "loop"])
+@pytest.mark.parametrize("index", [[0], [0, 1, 2], [0, 1, 0]])
+def test_assigned_buffers_are_kept(index, executor):
+    modules = [Mean() for _ in range(3)]
+    stacked = stack([modules[i] for i in index], executor=executor)
+    steps = torch.randn(2, BATCH, len(index), IN) + 3
+    for x in steps:
+        stacked(x)
+    for agent, member in enumerate(index):
+        own = [i for i, other in enumerate(index) if other == member]
+        found = stacked[agent].detach()
+        assert found.count == 2 * len(own)
+        torch.testing.assert_close(found.mean, steps[:, :, own].flatten(0, -2).mean(0))
+    seen = stacked.eval()(steps[0])
+    torch.testing.assert_close(stacked[0](steps[0][:, 0]), seen[:, 0])
+    copied = stacked[0].detach().eval()
+    torch.testing.assert_close(copied(steps[0][:, 0]), seen[:, 0])
+
+
+def test_one_agent_keeps_its_assigned_buffers():
+    stacked, x = stack([Mean(), Mean()]), torch.randn(BATCH, IN)
+    stacked[1](x)
+    assert [stacked[i].detach().count.item() for i in (0, 1)] == [0, 1]
+    torch.testing.assert_close(stacked[1].detach().mean, x.mean(0))
+
+
+def test_assigned_buffers_that_a_stack_cannot_keep_raise():
+    with pytest.raises(ValueError, match="share a Mean, whose forward assigns its buffer"):
+        expand(Mean(), 2, executor="vmap")(torch.randn(BATCH, 2, IN))
+    wider = Mean()
+    wider.mean = torch.zeros(1)  # the first forward makes it [IN]
+    with pytest.raises(ValueError, match=r"\[6\] to the buffer 'mean', expected \[1\]"):
+        stack([wider], executor="vmap")(torch.randn(BATCH, 1, IN))
+
+
+def test_selected_agents_keep_their_statistics():
+    stacked = stack([MEMBERS["batch norm"]() for _ in range(3)])
+    stacked[[0, 2]](torch.randn(BATCH, 2, IN))  # not in a row: their parameters are copied
+    stacked[1:](torch.randn(BATCH, 2, IN))
+    counts = [stacked[i].detach()[1].num_batches_tracked.item() for i in range(3)]
+    assert counts == [1, 1, 2]
+
+
+class Noted(nn.Module):
+    """Keeps its last result, as attention layers keep their weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(IN, OUT)
+        self.last = None
+
+    def forward(self, x):
+        self.last = self.linear(x)
+        self.all = [self.last]
+        return self.last
+
+
+def test_kept_results_do_not_prevent_copies():
+    stacked, x = stack([Noted(), Noted()]), torch.randn(BATCH, 2, IN)
+    wanted = stacked(x)
+    member = stacked[1].detach()
+    assert member.last is None
+    assert not hasattr(member, "all")
+    torch.testing.assert_close(member(x[:, 1]), wanted[:, 1])
+    for copied in (copy.deepcopy(stacked), pickle.loads(pickle.dumps(stacked))):
+        torch.testing.assert_close(copied(x), wanted)
 
 
 def test_dropout_differs_by_agent_and_stops_in_eval_mode():

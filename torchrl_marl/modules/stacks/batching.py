@@ -14,7 +14,13 @@ from torch.func import functional_call, vmap
 from torch.utils import _pytree as pytree
 
 from torchrl_marl.modules.stacks.matmul import Call, Pads
-from torchrl_marl.modules.stacks.storage import Bucket, has_hooks, input_width
+from torchrl_marl.modules.stacks.storage import (
+    Bucket,
+    call_with,
+    has_hooks,
+    input_width,
+    keep_assigned,
+)
 
 __all__ = ["EXECUTORS", "Batching", "Place", "choose_executor", "run", "run_chosen"]
 
@@ -34,7 +40,9 @@ def run(bucket: Bucket, members: Sequence[int], copies: int, dim: int, inputs: A
     every = len(members) == bucket.n_members
     values = bucket.read(None if every else members)
     pads = bucket.pads(_device_of(inputs), members) if bucket.padded else None
-    return _run_executor(bucket, values, (len(members), copies), dim, inputs, pads)
+    output = _run_executor(bucket, values, (len(members), copies), dim, inputs, pads)
+    bucket.write_back(members, values)
+    return output
 
 
 def run_chosen(bucket: Bucket, chosen: Tensor, dim: int, inputs: Any) -> Any:
@@ -94,22 +102,29 @@ def run_vmap(
     template = bucket.template
 
     def call(parameters: dict[str, Tensor], *own: Any) -> Any:
-        return functional_call(
-            template, parameters, pytree.tree_unflatten(list(own), structure), tie_weights=False
-        )
+        args, now = pytree.tree_unflatten(list(own), structure), dict(parameters)
+        output = functional_call(template, now, args, tie_weights=False)
+        assigned = {n: now[n] for n in bucket.buffer_names if now[n] is not parameters[n]}
+        if assigned and copies > 1:
+            raise ValueError(
+                f"agents share a {type(template).__name__}, whose forward assigns its buffer "
+                f"{next(iter(assigned))!r}; use executor='loop'."
+            )
+        return output, assigned
 
     function: Callable[..., Any] = call
     in_dims = tuple(dim if isinstance(leaf, Tensor) else None for leaf in leaves)
     if copies > 1:
-        function = vmap(function, (None, *in_dims), dim, randomness="different")
+        function = vmap(function, (None, *in_dims), (dim, 0), randomness="different")
         leaves = [x.unflatten(dim, shape) if isinstance(x, Tensor) else x for x in leaves]
     if members > 1:
         stacked = {name: 0 if bucket.stacked[name] else None for name in values}
-        function = vmap(function, (stacked, *in_dims), dim, randomness="different")
+        function = vmap(function, (stacked, *in_dims), (dim, 0), randomness="different")
     else:
         values = {n: v.squeeze(0) if bucket.stacked[n] else v for n, v in values.items()}
         leaves = [leaf.squeeze(dim) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    output = function(values, *leaves)
+    output, assigned = function(values, *leaves)
+    keep_assigned(values, assigned)
     if members == 1:
         output = pytree.tree_map(lambda y: y.unsqueeze(dim), output)
     if copies > 1:
@@ -133,9 +148,7 @@ def run_loop(
     for agent in range(n):
         own = pytree.tree_unflatten([leaf[agent] for leaf in agents], structure)
         row = {name: tensors[agent // copies] for name, tensors in rows.items()}
-        outputs.append(
-            pytree.tree_flatten(functional_call(bucket.template, row, own, tie_weights=False))
-        )
+        outputs.append(pytree.tree_flatten(call_with(bucket.template, row, own)))
     stacked = [torch.stack(list(parts), dim) for parts in zip(*(leaves for leaves, _ in outputs))]
     return pytree.tree_unflatten(stacked, outputs[0][1])
 

@@ -36,8 +36,8 @@ class ModuleStack(MultiAgentPart):
 
     Perceptrons and GRU cells run as batched matmuls, other modules by ``vmap``. Modules that
     ``vmap`` cannot run (``nn.GRU``, ``nn.LSTM``, batch norm that agents share) run in a loop.
-    Dropout samples differ between agents. :func:`stack`, :func:`expand` and :func:`cat` build
-    stacks.
+    Dropout samples differ between agents. Buffers that a forward writes or assigns are kept for
+    each member. :func:`stack`, :func:`expand` and :func:`cat` build stacks.
 
     Args:
         modules (sequence of nn.Module): distinct modules; they are copied.

@@ -147,11 +147,15 @@ class Bucket(nn.Module):
         # A tuple in __dict__: hidden from parameters(), state_dict and TensorDict.from_module.
         count = self.n_members if self.padded else 1
         self._templates = tuple(_empty_copy(member) for member in members[:count])
+        self._settings = [[dict(vars(m)) for m in t.modules()] for t in self._templates]
         self.plan: Perceptron | GatedCell | None = None
         if not has_hooks(members[0]):
             cell = GatedCell() if type(self.template) is nn.GRUCell else None
             self.plan = Perceptron.plan(self.template) or cell
         self._pads_by_device: dict[torch.device, Pads] = {}
+        self.buffer_names = tuple(
+            name for name, (box, leaf) in self._slots.items() if leaf in box._buffers
+        )
 
     def _register(
         self, name: str, first: Tensor, member: nn.Module, value: Tensor | None = None
@@ -181,6 +185,19 @@ class Bucket(nn.Module):
         """Returns the template with the widths of a member."""
         return self._templates[k if self.padded else 0]
 
+    def __getstate__(self) -> dict[str, Any]:
+        self._forget_results()
+        return vars(self)
+
+    def _forget_results(self) -> None:
+        """Removes tensors that a forward kept as attributes: those of vmap cannot be copied."""
+        for template, settings in zip(self._templates, self._settings):
+            for module, before in zip(template.modules(), settings):
+                for name in [n for n, value in vars(module).items() if _is_result(n, value)]:
+                    delattr(module, name)
+                    if name in before:
+                        setattr(module, name, before[name])
+
     def train(self, mode: bool = True) -> Bucket:
         """Sets training mode, also of the template."""
         for template in self._templates:
@@ -202,15 +219,24 @@ class Bucket(nn.Module):
         values = {name: getattr(box, leaf) for name, (box, leaf) in self._slots.items()}
         if members is None:
             return values
-        start, count = members[0], len(members)
-        in_a_row = tuple(members) == tuple(range(start, start + count))
+        in_a_row = _in_a_row(members)
 
         def rows(value: Tensor) -> Tensor:
             if in_a_row:
-                return value.narrow(0, start, count)
+                return value.narrow(0, members[0], len(members))
             return torch.stack([value[k] for k in members])
 
         return {name: rows(x) if self.stacked[name] else x for name, x in values.items()}
+
+    @torch.no_grad()
+    def write_back(self, members: Sequence[int], values: dict[str, Tensor]) -> None:
+        """Stores the buffers that a forward wrote; those of members in a row are views already."""
+        if not self.buffer_names or _in_a_row(members):
+            return
+        stored = self.read()
+        for name in self.buffer_names:
+            for k, row in zip(members, values[name]):
+                stored[name][k].copy_(row)
 
     def pads(self, device: torch.device, members: Sequence[int]) -> Pads:
         """Returns the padding masks of the given members of a padded perceptron."""
@@ -244,7 +270,7 @@ class Bucket(nn.Module):
 
     def call(self, k: int, *inputs: object) -> object:
         """Runs one member."""
-        return functional_call(self.template_of(k), self.row(k), inputs, tie_weights=False)
+        return call_with(self.template_of(k), self.row(k), inputs)
 
     def copy_of(self, k: int, memo: dict[int, nn.Parameter] | None = None) -> nn.Module:
         """Returns an ordinary module with copies of a member's tensors.
@@ -254,6 +280,7 @@ class Bucket(nn.Module):
             memo (dict, optional): copies of the shared parameters; modules copied with the same
                 memo share them. New copies are added.
         """
+        self._forget_results()
         module, row = copy.deepcopy(self.template_of(k)), self.row(k)
         memo = {} if memo is None else memo
         own: dict[Slot, Tensor] = {}
@@ -287,6 +314,40 @@ class Bucket(nn.Module):
                 )
         for name, tensor in row.items():
             tensor.copy_(new[name])
+
+
+def _is_result(name: str, value: Any) -> bool:
+    if name in _ATTRIBUTES_OF_EVERY_MODULE or name in _RNN_CACHES:
+        return False
+    return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(value))
+
+
+def _in_a_row(members: Sequence[int]) -> bool:
+    return tuple(members) == tuple(range(members[0], members[0] + len(members)))
+
+
+def call_with(template: nn.Module, row: dict[str, Tensor], inputs: Sequence[Any]) -> Any:
+    """Runs a module with other tensors, in which it also leaves what it assigns to buffers."""
+    now = dict(row)
+    output = functional_call(template, now, tuple(inputs), tie_weights=False)
+    keep_assigned(row, {name: x for name, x in now.items() if x is not row[name]})
+    return output
+
+
+@torch.no_grad()
+def keep_assigned(values: dict[str, Tensor], assigned: dict[str, Tensor]) -> None:
+    """Copies buffers that a forward assigned (``self.mean = new``) into the stored ones.
+
+    Raises:
+        ValueError: a buffer of another shape.
+    """
+    for name, new in assigned.items():
+        if new.shape != values[name].shape:
+            raise ValueError(
+                f"a forward assigns a tensor of shape {list(new.shape)} to the buffer {name!r}, "
+                f"expected {list(values[name].shape)}, as before; a stack cannot change shapes."
+            )
+        values[name].copy_(new)
 
 
 def _stack_rows(rows: Sequence[Tensor]) -> Tensor:
