@@ -75,7 +75,7 @@ def test_batch_norm_statistics(index, executor):
 
 
 class Mean(nn.Module):
-    """Subtracts a running mean, whose buffers it assigns anew instead of in place."""
+    """Subtracts a running mean. It assigns its buffers instead of writing to them."""
 
     def __init__(self):
         super().__init__()
