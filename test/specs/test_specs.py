@@ -20,9 +20,11 @@ from torchrl_marl.modules import (
     RandomActor,
     RecurrentNetworkConfig,
     make_actor,
+    make_critic,
     make_deterministic_actor,
     make_q_actor,
 )
+from torchrl_marl.objectives import MAPPOLoss
 
 ROVER = AgentSpec("rover", 3, Unbounded((9,)), Bounded(-2, 1, (2,)))
 DRONE = AgentSpec("drone", 2, Unbounded((4,)), Categorical(5), action_mask=True)
@@ -192,6 +194,31 @@ def test_specs_of_torchrl_vmas_env():
 def test_env_without_groups_raises():
     with pytest.raises(ValueError, match="has no groups: its action keys are"):
         TeamSpec.from_env(ContinuousActionVecMockEnv())
+
+
+@pytest.mark.parametrize("env", ["toy/arena", None, 3])
+def test_spec_of_anything_but_an_env_raises(env):
+    with pytest.raises(TypeError, match="takes an environment of TorchRL, found .*make_env builds"):
+        TeamSpec.from_env(env)
+
+
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [
+        ("rover", r"found 'rover'; use TeamSpec.from_env\(env\).groups\['rover'\]"),
+        (TeamSpec([ROVER]), r"found a TeamSpec; .* such as team.groups\['rover'\]"),
+        ({"rover": 3}, "found a dict"),
+    ],
+)
+def test_networks_and_losses_of_anything_but_a_group_raise(group, message):
+    rover = TeamSpec([ROVER]).groups["rover"]
+    actor, critic = make_actor(rover), make_critic(rover)
+    with pytest.raises(TypeError, match="make_actor takes .*" + message):
+        make_actor(group)
+    with pytest.raises(TypeError, match="make_critic takes .*" + message):
+        make_critic(group)
+    with pytest.raises(TypeError, match="MAPPOLoss takes .*" + message):
+        MAPPOLoss(actor, critic, group=group)
 
 
 def test_env_without_observations_raises():

@@ -47,6 +47,20 @@ def file(tmp_path):
     return path
 
 
+class Counting(torchrl_marl.Callback):
+    calls = 0
+
+    def on_batch(self, control, batch):
+        self.calls += 1
+
+
+def test_one_callback_needs_no_list(tmp_path):
+    counting = Counting()
+    torchrl_marl.train(small_config(), callbacks=counting, folder=str(tmp_path / "run"))
+    frames = small_config().total_frames // small_config().frames_per_batch
+    assert counting.calls == frames
+
+
 def test_callback_by_name_in_a_recipe(tmp_path, file, monkeypatch):
     recipe = tmp_path / "recipe.yaml"
     monkeypatch.chdir(tmp_path)

@@ -8,7 +8,8 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 import torchrl_marl
 from torchrl_marl.apps.cli.main import main
-from torchrl_marl.errors import ConfigError
+from torchrl_marl.envs.toy import Arena
+from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.training import Run
 
 SMALL = {
@@ -88,6 +89,17 @@ def test_env_object_with_settings_raises(folder):
     env = Run.load(folder).make_env(2)
     with pytest.raises(ConfigError, match="n_agents is given with an environment object"):
         Run.load(folder, env=env, settings={"env.kwargs.n_agents": 3})
+
+
+def test_run_of_an_env_object_is_played_by_naming_its_class(tmp_path):
+    folder = tmp_path / "own"
+    env = Arena(num_envs=4, max_steps=10, seed=0)
+    run = trained(folder, "toy_arena_mappo", env)
+    with pytest.raises(CheckpointError, match="object; name its class, such as env.library=module"):
+        Run.load(folder)
+    named = {"env.library": "torchrl_marl.envs.toy:Arena", "env.max_steps": 10}
+    returns = Run.load(folder, settings=named).evaluate(episodes=4)["return_mean"]
+    assert returns == run.evaluate(episodes=4)["return_mean"]
 
 
 def test_unshared_networks_with_another_number_of_agents_raise(tmp_path):

@@ -51,6 +51,7 @@ from torchrl_marl.modules.registry import body_of
 from torchrl_marl.modules.sharing.builder import share
 from torchrl_marl.modules.size import check_size
 from torchrl_marl.specs import GroupSpec
+from torchrl_marl.specs.teams import check_group
 
 __all__ = [
     "encoder_maker",
@@ -345,6 +346,7 @@ def make_actor(
         >>> actor(td)["car", "action"].shape, td["car", "action_log_prob"].shape
         (torch.Size([5, 3, 2]), torch.Size([5, 3]))
     """
+    check_group(group, "make_actor")
     outputs, head, make = _choose_policy(group, config)
     network = make_actor_network(group, config, outputs, head, observation_norm, device)
     module, parameters, distribution, settings = make(group, network, device)

@@ -35,6 +35,7 @@ from torchrl_marl.modules.normalization import ObservationNorm, ValueNorm
 from torchrl_marl.modules.registry import body_of
 from torchrl_marl.modules.size import check_size
 from torchrl_marl.specs import GroupSpec
+from torchrl_marl.specs.teams import check_group
 
 __all__ = ["make_critic"]
 
@@ -102,6 +103,7 @@ def make_critic(
         >>> critic(td)["car", "state_value"].shape
         torch.Size([5, 3, 1])
     """
+    check_group(group, "make_critic")
     if centralized not in (True, False, "state", "agent_state"):
         raise ValueError(
             f"centralized is {centralized!r}, expected True, False, 'state' or 'agent_state'."

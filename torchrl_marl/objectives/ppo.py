@@ -36,6 +36,7 @@ from torchrl_marl.objectives.flags import (
 )
 from torchrl_marl.runtime.ranks import SINGLE_PROCESS, SingleProcess, current
 from torchrl_marl.specs import GroupSpec
+from torchrl_marl.specs.teams import check_group
 
 __all__ = ["COMBINE", "MAPPOLoss", "entropy_of", "explained_variance", "ratio_metrics"]
 
@@ -296,6 +297,8 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
             raise ValueError(
                 f"loss_critic_type is {loss_critic_type!r}, expected huber, l2, l1 or smooth_l1."
             )
+        if group is not None:
+            check_group(group, type(self).__name__)
         norms = [m for m in critic_network.modules() if isinstance(m, ValueNorm)]
         super().__init__(
             actor_network,

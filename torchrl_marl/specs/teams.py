@@ -19,7 +19,14 @@ from torchrl_marl.specs.agents import AgentSpec, check_names, is_discrete, n_opt
 from torchrl_marl.specs.groups import GroupSpec, own_keys
 from torchrl_marl.specs.stacking import unpad_specs
 
-__all__ = ["TeamSpec", "group_from_agents", "group_from_env", "padded_members", "read_group_map"]
+__all__ = [
+    "TeamSpec",
+    "check_group",
+    "group_from_agents",
+    "group_from_env",
+    "padded_members",
+    "read_group_map",
+]
 
 RESERVED_NAMES = frozenset(
     {"state", "next", "action", "collector", "done", "terminated", "truncated", "reward", "_reset"}
@@ -350,6 +357,28 @@ def _unbatched_observations(env: EnvBase) -> Composite:
         ) from None
 
 
+def check_group(group: Any, taker: str) -> None:
+    """Raises an error unless a group's spec is given.
+
+    Args:
+        group (GroupSpec): the value to check.
+        taker (str): what takes it, for the message.
+
+    Raises:
+        TypeError: anything else, such as a group's name or a team.
+    """
+    if isinstance(group, GroupSpec):
+        return
+    if isinstance(group, TeamSpec):
+        first = next(iter(group.groups), "agents")
+        found = f"a TeamSpec; give it one of its groups, such as team.groups[{first!r}]."
+    elif isinstance(group, str):
+        found = f"{group!r}; use TeamSpec.from_env(env).groups[{group!r}]."
+    else:
+        found = f"a {type(group).__name__}; use TeamSpec.from_env(env).groups['agents']."
+    raise TypeError(f"{taker} takes the GroupSpec of a group, found {found}")
+
+
 class TeamSpec:
     """All groups of one environment, with their keys, sizes and masks.
 
@@ -403,7 +432,14 @@ class TeamSpec:
             ValueError: the environment does not follow the group convention, or a group name is
                 reserved.
             SpecError: TorchRL cannot read its specs without batch dims.
+            TypeError: not an environment of TorchRL.
         """
+        if not isinstance(env, EnvBase):
+            kind = repr(env) if isinstance(env, str) else f"a {type(env).__name__}"
+            raise TypeError(
+                f"TeamSpec.from_env takes an environment of TorchRL, found {kind}; "
+                "torchrl_marl.envs.make_env builds one from a name or another library's object."
+            )
         team = cls.__new__(cls)
         team.agents = {}
         team.state_spec = _unbatched_observations(env).get("state", None)

@@ -204,6 +204,7 @@ def callbacks_of(config: TrainConfig, given: Sequence[Any]) -> list[Callback]:
     Raises:
         ConfigError: an object is not given, or a class does not make a callback.
     """
+    given = [given] if isinstance(given, (str, Callback)) else given
     objects = [one for one in given if isinstance(one, Callback)]
     missing = [one for one in config.callbacks if one.startswith(_OBJECT_PREFIX)][len(objects) :]
     if missing:

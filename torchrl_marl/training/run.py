@@ -500,7 +500,8 @@ def _use_or_make_env(
         return with_dense_groups(adapt(as_environment(env, config.env, device)))
     if config.env.library == "own":
         raise CheckpointError(
-            "this run was started with an environment object; pass it in Python: "
+            "this run was started with an environment object; name its class, such as "
+            "env.library=module:Class or env.library=path/to/file.py:Class, or pass it in Python: "
             "torchrl_marl.training.Run.load(folder, env=...)."
         )
     options = {"seed": EVALUATION_SEED, "device": device, "num_envs": num_envs, "drawn": drawn}
