@@ -7,7 +7,14 @@ import torch
 import torchrl.envs
 from tensordict import TensorDict
 from torchrl.data import Categorical, Composite, Unbounded
-from torchrl.envs import EnvBase, MarlGroupMapType, RewardSum, SerialEnv, TransformedEnv
+from torchrl.envs import (
+    EnvBase,
+    MarlGroupMapType,
+    ParallelEnv,
+    RewardSum,
+    SerialEnv,
+    TransformedEnv,
+)
 from torchrl_environments import Crew, Engine, Smac, StarCraft, Unity
 
 import torchrl_marl
@@ -119,6 +126,18 @@ def test_environment_with_a_single_root_flag():
     assert td["next", "pair", "mask"].all(-1).tolist() == [True, True, True, True, False, True]
     assert td["next", "state"].flatten().tolist() == [1, 2, 3, 1, 2, 1]
     check_marl_env(env, n_steps=12)
+
+
+@pytest.mark.parametrize("kind", [SerialEnv, ParallelEnv])
+def test_batch_of_environments_with_a_single_root_flag(kind):
+    """The first game of every env reaches its limit, the second one ends by itself."""
+    env = make_env(kind(2, Lonely), seed=0)
+    td = env.rollout(6, break_when_any_done=False)
+    env.close()
+    limit = [False, False, kind is SerialEnv, False, False, False]
+    assert td["next", "done"][..., 0].tolist() == 2 * [[False, False, True, False, True, False]]
+    assert td["next", "truncated"][..., 0].tolist() == 2 * [limit]
+    assert td["pair", "observation"][..., 0, 0].tolist() == 2 * [[0, 1, 2, 0, 1, 0]]
 
 
 @pytest.mark.parametrize(("leaf", "name"), [("observation", "view"), ("action", "choice")])

@@ -15,7 +15,8 @@ import torchrl.envs
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import Categorical, Composite, MultiCategorical, MultiOneHot, OneHot, TensorSpec
-from torchrl.envs import EnvBase
+from torchrl.envs import EnvBase, SerialEnv
+from torchrl.envs.batched_envs import BatchedEnvBase
 
 from torchrl_marl.envs.agents.kinds import GroupKinds
 from torchrl_marl.errors import ConfigError
@@ -44,7 +45,7 @@ class Reading:
 
     def __init__(self, env: EnvBase, base: EnvBase) -> None:
         self.base = base
-        limit = getattr(env, "max_steps", None)
+        limit = _limit_of(env, base)
         self.max_steps = limit if isinstance(limit, int) and limit > 0 else None
         self.done_keys = set(env.full_done_spec.keys(True, True))
         team = self._team(env)
@@ -289,6 +290,21 @@ def reading_of(env: EnvBase, base: EnvBase) -> Reading:
         if isinstance(base, cls):
             return reading(env, base)
     return Reading(env, base)
+
+
+def _limit_of(env: EnvBase, base: EnvBase) -> Any:
+    """Returns the time limit that an environment reports; of a batch, one that all envs share.
+
+    In a ParallelEnv it is not read, because an unknown attribute ends the workers.
+    """
+    if not isinstance(base, BatchedEnvBase):
+        return getattr(env, "max_steps", None)
+    if not isinstance(base, SerialEnv):
+        return None
+    if base.is_closed:  # its attributes are those of its running envs
+        base.start()
+    limits = set(getattr(base, "max_steps", ()))
+    return limits.pop() if len(limits) == 1 else None
 
 
 def _kinds_of(group: GroupSpec) -> tuple[AgentSpec, ...]:

@@ -291,7 +291,7 @@ class TorchRLEnv(FinalFrames, AutoResetEnv):
     def _drawable_env(self) -> Any:
         """Returns the inner environment with a method ``scene``."""
         inner: Any = self._inner
-        while not hasattr(type(inner), "scene") and hasattr(inner, "base_env"):
+        while not hasattr(type(inner), "scene") and isinstance(inner, TransformedEnv):
             inner = inner.base_env
         return VmasScene(inner) if isinstance(inner, torchrl.envs.VmasEnv) else inner
 
