@@ -140,6 +140,35 @@ def test_batch_of_environments_with_a_single_root_flag(kind):
     assert td["pair", "observation"][..., 0, 0].tolist() == 2 * [[0, 1, 2, 0, 1, 0]]
 
 
+class OnlyDone(Lonely):
+    """Writes done, but not terminated, at the root or of its agents."""
+
+    max_steps = None
+
+    def __init__(self, of_agents=False):
+        super().__init__()
+        self.of_agents = of_agents
+        if of_agents:
+            flag = Categorical(2, shape=(2, 1), dtype=torch.bool)
+            self.done_spec = Composite(pair=Composite(done=flag, shape=(2,)))
+
+    def _step(self, tensordict):
+        out = super()._step(tensordict).exclude("terminated")
+        if self.of_agents:
+            out.set(("pair", "done"), out.pop("done").expand(2, 1).clone())
+        return out
+
+
+@pytest.mark.parametrize("of_agents", [False, True])
+def test_batch_of_environments_that_write_only_done(of_agents):
+    """TorchRL leaves terminated False there; the episodes end and begin again all the same."""
+    env = make_env(SerialEnv(2, lambda: OnlyDone(of_agents)), seed=0)
+    td = env.rollout(6, break_when_any_done=False)
+    ends = 2 * [[False, False, True, False, True, False]]
+    assert td["next", "terminated"][..., 0].tolist() == ends
+    assert td["pair", "observation"][..., 0, 0].tolist() == 2 * [[0, 1, 2, 0, 1, 0]]
+
+
 @pytest.mark.parametrize(("leaf", "name"), [("observation", "view"), ("action", "choice")])
 def test_group_with_another_name_of_a_key_is_refused(leaf, name):
     env = Lonely()

@@ -96,6 +96,8 @@ class Reading:
             for flag in ("terminated", "truncated"):
                 if group.key(flag) in self.done_keys:
                     leaves[flag] = td.get(group.key(flag))
+            if "terminated" in leaves and group.done_key in self.done_keys:
+                leaves["terminated"] = _with_done(leaves, td.get(group.done_key))
         return leaves
 
     def _reward(self, td: TensorDictBase, group: GroupSpec) -> Tensor:
@@ -115,7 +117,8 @@ class Reading:
         """
         if "done" not in self.done_keys:
             return None, None
-        terminated, truncated = td.get("terminated"), td.get("truncated", None)
+        flags = {"terminated": td.get("terminated"), "truncated": td.get("truncated", None)}
+        terminated, truncated = _with_done(flags, td.get("done")), flags["truncated"]
         terminated = terminated.reshape(steps.shape)
         if truncated is not None:
             return terminated, truncated.reshape(steps.shape) & ~terminated
@@ -290,6 +293,12 @@ def reading_of(env: EnvBase, base: EnvBase) -> Reading:
         if isinstance(base, cls):
             return reading(env, base)
     return Reading(env, base)
+
+
+def _with_done(flags: Mapping[str, Any], done: Tensor) -> Tensor:
+    """Returns terminated, also where only done is True, as in batches of TorchRL."""
+    truncated = flags.get("truncated")
+    return flags["terminated"] | (done if truncated is None else done & ~truncated)
 
 
 def _limit_of(env: EnvBase, base: EnvBase) -> Any:
