@@ -19,12 +19,13 @@ from torchrl_marl.modules import (
     NetworkConfig,
     RandomActor,
     RecurrentNetworkConfig,
+    make_action_critic,
     make_actor,
     make_critic,
     make_deterministic_actor,
     make_q_actor,
 )
-from torchrl_marl.objectives import MAPPOLoss
+from torchrl_marl.objectives import MAPPOLoss, ValueDecompositionLoss
 
 ROVER = AgentSpec("rover", 3, Unbounded((9,)), Bounded(-2, 1, (2,)))
 DRONE = AgentSpec("drone", 2, Unbounded((4,)), Categorical(5), action_mask=True)
@@ -219,6 +220,19 @@ def test_networks_and_losses_of_anything_but_a_group_raise(group, message):
         make_critic(group)
     with pytest.raises(TypeError, match="MAPPOLoss takes .*" + message):
         MAPPOLoss(actor, critic, group=group)
+
+
+@pytest.mark.parametrize("make", [make_q_actor, make_deterministic_actor, make_action_critic])
+def test_off_policy_networks_of_anything_but_a_group_raise(make):
+    with pytest.raises(TypeError, match=f"{make.__name__} takes .*found 'rover'"):
+        make("rover")
+
+
+def test_off_policy_losses_of_anything_but_a_group_raise():
+    seeker = AgentSpec("seeker", 2, Unbounded((3,)), Categorical(4))
+    q_actor = make_q_actor(TeamSpec([seeker]).groups["seeker"])
+    with pytest.raises(TypeError, match="ValueDecompositionLoss takes .*found a TeamSpec"):
+        ValueDecompositionLoss(q_actor, group=TeamSpec([seeker]))
 
 
 def test_env_without_observations_raises():

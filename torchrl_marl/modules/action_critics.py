@@ -29,6 +29,7 @@ from torchrl_marl.modules.normalization import ObservationNorm
 from torchrl_marl.specs import GroupSpec
 from torchrl_marl.specs.groups import move_padding_last
 from torchrl_marl.specs.joining import JoinedGroup, PopulationGroup
+from torchrl_marl.specs.teams import check_group
 
 __all__ = [
     "ActionFeatures",
@@ -287,6 +288,7 @@ def make_action_critic(
         >>> critic(td)["car", "state_action_value"].shape
         torch.Size([5, 3, 2])
     """
+    check_group(group, "make_action_critic")
     refuse_choices(group)
     seen = group if team is None else team
     actions = ActionFeatures(group, device)

@@ -29,6 +29,7 @@ from torchrl_marl.modules.config import NetworkConfig
 from torchrl_marl.modules.inputs import LegalLogits, register_constants
 from torchrl_marl.modules.normalization import ObservationNorm
 from torchrl_marl.specs import GroupSpec
+from torchrl_marl.specs.teams import check_group
 
 __all__ = ["DeterministicActor", "make_deterministic_actor", "make_q_actor"]
 
@@ -92,6 +93,7 @@ def make_deterministic_actor(
         >>> actor(td)["car", "action"][0, 0]
         tensor([2., 2.], grad_fn=<SelectBackward0>)
     """
+    check_group(group, "make_deterministic_actor")
     refuse_choices(group)
     outputs = group.n_actions if group.discrete else group.action_dim
     network = make_actor_network(group, config, outputs, None, observation_norm, device)
@@ -186,6 +188,7 @@ def make_q_actor(
         >>> actor(td)["car", "action"].shape, td["car", "action_value"].shape
         (torch.Size([5, 3]), torch.Size([5, 3, 2]))
     """
+    check_group(group, "make_q_actor")
     refuse_choices(group)
     if not group.discrete:
         raise ConfigError(

@@ -43,6 +43,7 @@ from torchrl_marl.objectives.flags import (
     with_flags,
 )
 from torchrl_marl.specs import GroupSpec
+from torchrl_marl.specs.teams import check_group
 
 __all__ = ["OffPolicyLoss"]
 
@@ -150,6 +151,7 @@ class OffPolicyLoss(LossModule):
         functional: bool = True,
     ) -> None:
         super().__init__()
+        check_group(group, type(self).__name__)
         if bootstrap not in ("team", "agent"):
             raise ValueError(f"bootstrap is {bootstrap!r}, expected 'team' or 'agent'.")
         if mixed and bootstrap == "agent":
