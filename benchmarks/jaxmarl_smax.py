@@ -67,8 +67,8 @@ on the other core (see the load).
 Theirs are JaxMARL's scripts with its files for SMAX. Only the map, the seed and the frames are
 changed, and evaluations in between are left out. These settings are its authors' for 10 M frames.
 `rmappo` and `rpqn` have the same numbers, as far as our settings can say them; `rpqn` has layer
-norm in place of batch norm. `mappo` was tuned by us on 3m and 2s3z. On harder maps
-nothing was tuned."""
+norm in place of batch norm. `mappo` was tuned by us on 3m and 2s3z, and its number of epochs on
+5m_vs_6m. On harder maps nothing was tuned."""
 
 
 def main() -> None:
