@@ -24,7 +24,6 @@ from jaxmarl_peers import Result
 SCRIPT = Path(__file__).parent / "jaxmarl_overcooked_side.py"
 THEIRS = {
     "ippo_ff": "JaxMARL, `ippo_ff_overcooked.py`",
-    "ippo_cnn": "JaxMARL, `ippo_cnn_overcooked.py`",
     "pqn_vdn_cnn": "JaxMARL, `pqn_vdn_cnn_overcooked.py`",
 }
 # Ours is the suite's algorithm of this name, which follows the file of JaxMARL.

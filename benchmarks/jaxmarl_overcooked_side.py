@@ -18,10 +18,10 @@ from jaxmarl import make
 from jaxmarl.environments.overcooked import overcooked_layouts
 from jaxmarl.wrappers.baselines import LogWrapper
 
-# Algorithm -> JaxMARL's script, and its settings for Overcooked.
+# Algorithm -> JaxMARL's script, and its settings for Overcooked. Its ippo_cnn_overcooked.py does not
+# run with jaxmarl 0.2.0: it calls action_space() without an agent.
 FILES = {
     "ippo_ff": ("IPPO/ippo_ff_overcooked.py", "IPPO/config/ippo_ff_overcooked.yaml"),
-    "ippo_cnn": ("IPPO/ippo_cnn_overcooked.py", "IPPO/config/ippo_cnn_overcooked.yaml"),
     "pqn_vdn_cnn": (
         "QLearning/pqn_vdn_cnn_overcooked.py",
         "QLearning/config/alg/pqn_vdn_cnn_overcooked.yaml",
@@ -42,11 +42,9 @@ def policy_of(
         variables = {"params": trained.params, "batch_stats": trained.batch_stats}
         return lambda key, seen: jnp.argmax(q_network.apply(variables, seen), -1)
     network = module.ActorCritic(n_actions, activation=settings["ACTIVATION"])
-    convolves = "CNN" in vars(module)
 
     def act(key: Any, seen: Any) -> Any:
-        inputs = seen if convolves else seen.reshape(len(seen), -1)
-        return network.apply(trained.params, inputs)[0].sample(seed=key)
+        return network.apply(trained.params, seen.reshape(len(seen), -1))[0].sample(seed=key)
 
     return act
 
