@@ -18,7 +18,7 @@ from jaxmarl import make
 from jaxmarl.environments.overcooked import overcooked_layouts
 from jaxmarl.wrappers.baselines import LogWrapper
 
-# Algorithm -> JaxMARL's script, and its settings for Overcooked. Its ippo_cnn_overcooked.py does not
+# Algorithm -> JaxMARL's script, and its settings for Overcooked. ippo_cnn_overcooked.py does not
 # run with jaxmarl 0.2.0: it calls action_space() without an agent.
 FILES = {
     "ippo_ff": ("IPPO/ippo_ff_overcooked.py", "IPPO/config/ippo_ff_overcooked.yaml"),
