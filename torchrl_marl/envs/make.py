@@ -63,12 +63,7 @@ def make_env(
         torch.Size([3])
     """
     if "n_envs" in settings:
-        if num_envs is not None:
-            raise ConfigError(
-                "n_envs and num_envs are the same setting and both given; use num_envs alone."
-            )
-        warn_renamed("n_envs", "num_envs")
-        num_envs = settings.pop("n_envs")
+        num_envs = _read_old_name(num_envs, settings)
     if isinstance(env, str):
         env = named_config(env, **settings)
     elif (library := library_of(env)) is not None:
@@ -103,6 +98,16 @@ def make_env(
     return built
 
 
+def _read_old_name(num_envs: int | None, settings: dict[str, Any]) -> int:
+    """Returns the number of envs that is given under its former name, ``n_envs``."""
+    if num_envs is not None:
+        raise ConfigError(
+            "n_envs and num_envs are the same setting and both given; use num_envs alone."
+        )
+    warn_renamed("n_envs", "num_envs")
+    return settings.pop("n_envs")
+
+
 def _build(
     env: EnvConfig, num_envs: int, seed: int | None, device: torch.device | str, drawn: bool
 ) -> EnvBase:
@@ -120,15 +125,19 @@ def _build(
                 f"env.num_envs is {quoted(num_envs)}, which needs more memory than available "
                 f"({quoted(str(error))}); use fewer."
             ) from error
-        reason = " ".join(f"{type(error).__name__} {error}".split())[:500]
-        texts = [name for name, value in env.kwargs.items() if isinstance(value, str)]
-        given, check = f"env.kwargs={quoted(dict(env.kwargs))}", "check these values"
-        if len(texts) == 1:  # the text is more likely wrong than the numbers
-            given = f"env.kwargs.{texts[0]}={quoted(env.kwargs[texts[0]])}"
-            check = "check it; a number may be needed"
-        raise ConfigError(
-            f"{env.library} {quoted(env.name)} cannot be built with {given} ({reason}); {check}."
-        ) from error
+        raise _build_error(env, error) from error
+
+
+def _build_error(env: EnvConfig, error: Exception) -> ConfigError:
+    reason = " ".join(f"{type(error).__name__} {error}".split())[:500]
+    texts = [name for name, value in env.kwargs.items() if isinstance(value, str)]
+    given, check = f"env.kwargs={quoted(dict(env.kwargs))}", "check these values"
+    if len(texts) == 1:  # the text is more likely wrong than the numbers
+        given = f"env.kwargs.{texts[0]}={quoted(env.kwargs[texts[0]])}"
+        check = "check it; a number may be needed"
+    return ConfigError(
+        f"{env.library} {quoted(env.name)} cannot be built with {given} ({reason}); {check}."
+    )
 
 
 def check_environment_name(env: EnvConfig) -> None:

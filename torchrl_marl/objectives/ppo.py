@@ -327,15 +327,18 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         self.register_buffer("_valid_actions", None, persistent=False)
         self.register_buffer("chosen", None, persistent=False)
         if group is not None:
-            self.set_keys(
-                action=group.action_key,
-                sample_log_prob=group.key("action_log_prob"),
-                **estimator_keys(group, bootstrap),
-            )
-            self.loss_mask_key = group.mask_key
-            self._placeholder_action = placeholder_action(group).to(device)
-            valid = valid_actions(group)
-            self._valid_actions = None if valid is None else valid.to(device)
+            self._use_group(group, device)
+
+    def _use_group(self, group: GroupSpec, device: torch.device | None) -> None:
+        self.set_keys(
+            action=group.action_key,
+            sample_log_prob=group.key("action_log_prob"),
+            **estimator_keys(group, self.bootstrap),
+        )
+        self.loss_mask_key = group.mask_key
+        self._placeholder_action = placeholder_action(group).to(device)
+        valid = valid_actions(group)
+        self._valid_actions = None if valid is None else valid.to(device)
 
     def make_value_estimator(
         self, value_type: ValueEstimators | None = None, **hyperparams: Any

@@ -72,22 +72,7 @@ class StepRules:
 
     def finish(self) -> None:
         """Runs the checks that need all steps; call it after the last step."""
-        counts = self.at_limit
-        if counts["terminated"] and not counts["truncated"]:
-            found = (
-                f"all {counts['terminated']} episodes that reached the time limit of "
-                f"{self.max_steps} steps are terminated"
-            )
-            if self.ended_before:
-                self.findings.hint(f"{found}; a time limit must be truncated.")
-            else:
-                self.findings.add(
-                    "truncated",
-                    found,
-                    "truncated at a time limit, so that returns bootstrap",
-                    "set truncated there, and terminated only where the environment itself ends; "
-                    "if it does end there, pass a larger max_steps to check_marl_env",
-                )
+        self._check_time_limit()
         if (
             self.terminal_repeats_reset
             and all(self.terminal_repeats_reset)
@@ -108,6 +93,25 @@ class StepRules:
                 "StepCounter(max_steps=...))), or raise n_steps of check_marl_env for long "
                 "episodes",
             )
+
+    def _check_time_limit(self) -> None:
+        counts = self.at_limit
+        if not counts["terminated"] or counts["truncated"]:
+            return
+        found = (
+            f"all {counts['terminated']} episodes that reached the time limit of "
+            f"{self.max_steps} steps are terminated"
+        )
+        if self.ended_before:
+            self.findings.hint(f"{found}; a time limit must be truncated.")
+            return
+        self.findings.add(
+            "truncated",
+            found,
+            "truncated at a time limit, so that returns bootstrap",
+            "set truncated there, and terminated only where the environment itself ends; "
+            "if it does end there, pass a larger max_steps to check_marl_env",
+        )
 
     def _add_where_broken(
         self, broken: Tensor, key: NestedKey, found: str, expected: str, fix: str

@@ -139,23 +139,25 @@ class JaxMarlEnv(FinalFrames, AutoResetEnv):
             )
         )
         self._flag_names, self._group_slices = step.FLAGS, self._jitted.places
-        self.environment_name, self.max_steps = (
-            self._jitted.wrapped.name,
-            self._jitted.wrapped.limit,
-        )
-        kinds, leaves = self._jitted.kinds, self._jitted.leaves
+        wrapped, leaves = self._jitted.wrapped, self._jitted.leaves
+        self.environment_name, self.max_steps = wrapped.name, wrapped.limit
+        infos = [name for name in self._jitted.kinds if "info" in leaves[name]]
         super().__init__(
-            Declaration(
-                type(self).__name__,
-                num_envs,
-                {name: tuple(kind.spec() for kind in group) for name, group in kinds.items()},
-                Unbounded(leaves["state"].shape[1:]) if "state" in leaves else None,
-                in_turns=self._jitted.wrapped.traits.acts is not None,
-            ),
+            self._declare(num_envs),
             device=device,
-            info={name: _info_spec(leaves[name]) for name in kinds if "info" in leaves[name]},
+            info={name: _info_spec(leaves[name]) for name in infos},
         )
         self._set_seed(int(torch.randint(2**31, ())) if seed is None else seed)
+
+    def _declare(self, num_envs: int) -> Declaration:
+        kinds, leaves = self._jitted.kinds, self._jitted.leaves
+        return Declaration(
+            type(self).__name__,
+            num_envs,
+            {name: tuple(kind.spec() for kind in group) for name, group in kinds.items()},
+            Unbounded(leaves["state"].shape[1:]) if "state" in leaves else None,
+            in_turns=self._jitted.wrapped.traits.acts is not None,
+        )
 
     # ------------------------------------------------------------------------ reset and step
 

@@ -112,6 +112,11 @@ def field_of(group: str, kind: str, leaf: str) -> str:
 Row = dict[str, np.ndarray]
 
 
+def _with_prefix(fields: Row, prefix: str) -> Row:
+    """Returns the fields whose names start with ``prefix``, without it in their names."""
+    return {key.removeprefix(prefix): x for key, x in fields.items() if key.startswith(prefix)}
+
+
 class PartViews:
     """Views of one part of a copy's row.
 
@@ -123,9 +128,7 @@ class PartViews:
     """
 
     def __init__(self, row: Row, part: str, slots: Sequence[AgentSlot]) -> None:
-        prefix = f"{part}/"
-        fields = {key.removeprefix(prefix): x for key, x in row.items() if key.startswith(prefix)}
-        self.fields = fields
+        self.fields = fields = _with_prefix(row, f"{part}/")
         self.root, self.ended = fields["root"], row["ended"]
         self.flags = {slot.group: fields[f"{slot.group}//flags"] for slot in slots}
         self.masks = {slot.group: fields[f"{slot.group}//mask"] for slot in slots}
@@ -154,14 +157,7 @@ class PartViews:
         # Only the result of a step has rewards.
         rewarded_slots = slots if part == "after" else ()
         self.rewards = [fields[f"{slot.group}//reward"][slot.index] for slot in rewarded_slots]
-        self.infos = {
-            group: {
-                key.removeprefix(f"{group}//info/"): x
-                for key, x in fields.items()
-                if key.startswith(f"{group}//info/")
-            }
-            for group in self.masks
-        }
+        self.infos = {group: _with_prefix(fields, f"{group}//info/") for group in self.masks}
 
     def write_observation(self, i: int, agent: Any, observation: Any) -> None:
         """Writes an agent's observation.

@@ -152,17 +152,9 @@ class PettingZooEnv(FinalFrames, AutoResetEnv):
             first = make()
         info = [info] if isinstance(info, str) else info
         facts = probe(make.name, first, bool(info), state == "world")
-        if not isinstance(respawns, bool):
-            raise ConfigError(f"respawns is {quoted(respawns)}, expected True or False.")
-        if respawns and facts.turns:
-            raise ConfigError(
-                f"{make.name} is turn-based, where agents cannot come back, but respawns is True; "
-                "leave it out, or use a parallel environment."
-            )
-        self._supported_mode, self._render_mode = (
-            mode_of(first),
-            getattr(first, "render_mode", None),
-        )
+        _check_respawns(respawns, make.name, facts.turns)
+        self._supported_mode = mode_of(first)
+        self._render_mode = getattr(first, "render_mode", None)
         self._built_by_user = not isinstance(env, str) and not drawn
         if first is not env:
             _close_probe(make.name, first)
@@ -328,6 +320,16 @@ class PettingZooEnv(FinalFrames, AutoResetEnv):
         self._seeds = [None if seed < 0 else seed for seed in snapshot["seeds"].tolist()]
         self._next_input = self._rows.read("begun")
         self._already_reset = snapshot["ended"].to(self.device)
+
+
+def _check_respawns(respawns: Any, name: str, has_turns: bool) -> None:
+    if not isinstance(respawns, bool):
+        raise ConfigError(f"respawns is {quoted(respawns)}, expected True or False.")
+    if respawns and has_turns:
+        raise ConfigError(
+            f"{name} is turn-based, where agents cannot come back, but respawns is True; "
+            "leave it out, or use a parallel environment."
+        )
 
 
 def _close_probe(name: str, env: Any) -> None:

@@ -129,35 +129,46 @@ class Workers:
         self._repeats = Repeats(n_copies)
         self._seeds: list[int | None] = [None] * n_copies if seeds is None else list(seeds)
         self._made_with_seed = seeds is not None
-        size = layout.n_bytes(n_copies)
         self._lost_workers: dict[int, UserError] = {}
         self._local_copies: Copies | None = None
         self._workers: list[Worker] = []
         self._finalizer: weakref.finalize
-        if not n_workers:
-            self.rows = layout.views(bytearray(size), n_copies)
-            self._current = np.zeros(1, np.int64)
-            self._local_copies = Copies(make, self.rows, range(n_copies), self._current)
-            self._finalizer = weakref.finalize(self, self._local_copies.close)
+        if n_workers:
+            self._start_workers(make, layout, n_workers, timeout)
         else:
-            block = open_block(size + 8 * n_workers)
-            buffer = mmap.mmap(block, 0)
-            self.rows = layout.views(buffer, n_copies)
-            self._current = np.ndarray((n_workers,), np.int64, buffer, size)
-            pickled = _pickle_maker(make, name)
-            self._finalizer = weakref.finalize(
-                self, _end_workers, self._workers, block, os.getpid()
-            )
-            for i in range(n_workers):
-                worker = Worker(pickled, layout, block, n_copies, n_workers, i, timeout)
-                worker.start()
-                self._workers.append(worker)
-                self._current[i] = worker.copies[0]
+            self._make_local_copies(make, layout)
         try:
             self._call("make", {i: () if seeds is None else (seeds[i],) for i in range(n_copies)})
         except BaseException:
             self.close()
             raise
+
+    def _make_local_copies(self, make: Callable[..., EnvInstance], layout: RowLayout) -> None:
+        self.rows = layout.views(bytearray(layout.n_bytes(self._n_copies)), self._n_copies)
+        self._current = np.zeros(1, np.int64)
+        copies = range(self._n_copies)
+        self._local_copies = Copies(make, self.rows, copies, self._current)
+        self._finalizer = weakref.finalize(self, self._local_copies.close)
+
+    def _start_workers(
+        self,
+        make: Callable[..., EnvInstance],
+        layout: RowLayout,
+        n_workers: int,
+        timeout: float,
+    ) -> None:
+        size = layout.n_bytes(self._n_copies)
+        block = open_block(size + 8 * n_workers)
+        buffer = mmap.mmap(block, 0)
+        self.rows = layout.views(buffer, self._n_copies)
+        self._current = np.ndarray((n_workers,), np.int64, buffer, size)
+        pickled = _pickle_maker(make, self._name)
+        self._finalizer = weakref.finalize(self, _end_workers, self._workers, block, os.getpid())
+        for i in range(n_workers):
+            worker = Worker(pickled, layout, block, self._n_copies, n_workers, i, timeout)
+            worker.start()
+            self._workers.append(worker)
+            self._current[i] = worker.copies[0]
 
     def begin(
         self, fresh: np.ndarray | None = None, seeds: Sequence[int | None] | None = None
