@@ -74,3 +74,42 @@ def test_report_does_not_overwrite_its_input_table(tmp_path, monkeypatch):
     assert Path("report/evaluations.csv").read_bytes() == before
     write_report("report/evaluations.csv", "other")
     write_report("t.csv")  # an earlier report is replaced
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("a,b,0,9,31,4\n", "has 6 cells in line 2 and 5 columns"),  # 31.4 with a decimal comma
+        ("a,b,0,9,31.4\na,b,0\n", "has 3 cells in line 3 and 5 columns"),
+        ("a,b,0,9,31.4\na,b,0,19\n", "has 4 cells in line 3 and 5 columns"),
+    ],
+)
+def test_rows_need_a_cell_for_each_column(text, sentence, tmp_path):
+    (tmp_path / "t.csv").write_text("task,algorithm,seed,frames,return\n" + text)
+    with pytest.raises(CheckpointError, match=sentence):
+        read_table(tmp_path / "t.csv")
+
+
+def test_row_cut_in_an_optional_column_is_refused(tmp_path):
+    """Of the line `a,b,0,9,31.4,True` only `a,b,0,9,3` is left."""
+    (tmp_path / "t.csv").write_text("task,algorithm,seed,frames,return,finished\na,b,0,9,3")
+    with pytest.raises(CheckpointError, match="has 5 cells in line 2 and 6 columns"):
+        read_table(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize("head", ["task,algorithm,seed,frames,return,return", "task,world"])
+def test_columns_that_are_there_twice_are_refused(head, tmp_path):
+    head = head if "seed" in head else f"{head},algorithm,seed,frames,return"
+    (tmp_path / "t.csv").write_text(f"{head}\na,b,0,9,1,5\n")
+    with pytest.raises(CheckpointError, match=r"has two columns '(return|task)'"):
+        read_table(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_note_says_that_the_last_number_may_be_cut(end, tmp_path):
+    """Without its newline, 3 may be what is left of 31.4."""
+    rows = "task,algorithm,seed,frames,return\ngrid,a,0,9,1\ngrid,a,1,9,3"
+    (tmp_path / "t.csv").write_text(rows + end)
+    notes_of = {one.run.seed: one.notes for one in read_table(tmp_path / "t.csv")[0]["grid", "a"]}
+    cut = ("ends in line 3 without a newline; the last number may be cut",)
+    assert notes_of == {0: (), 1: () if end else cut}

@@ -75,7 +75,7 @@ def read_run(folder: str | Path) -> Curves:
         )
     summary = _read_json(folder / "summary.json")
     tables = ("evaluation.csv", "metrics.csv")
-    cut = tuple(name for name in tables if _last_line_is_incomplete(folder / name))
+    cut = tuple(name for name in tables if last_line_is_incomplete(folder / name))
     seed = config.seed
     settings = _compared_settings(config)
     return Curves(folder, config.recipe, settings, training, evaluation, summary, seed, cut)
@@ -119,7 +119,7 @@ def read_csv(path: Path) -> dict[str, np.ndarray]:
         raise CheckpointError(
             f"{str(path)!r} is not a table of metrics ({error}); move it away."
         ) from None
-    if _last_line_is_incomplete(path):
+    if last_line_is_incomplete(path):
         rows = rows[:-1]  # a number in it may be cut, too
     if not rows:
         return {}
@@ -142,8 +142,12 @@ def read_csv(path: Path) -> dict[str, np.ndarray]:
     return dict(zip(head, table.T))
 
 
-def _last_line_is_incomplete(path: Path) -> bool:
-    """Returns whether the last line of a table lacks its newline."""
+def last_line_is_incomplete(path: Path) -> bool:
+    """Returns whether the last line of a table lacks its newline.
+
+    Args:
+        path (Path): the table; a missing or empty file lacks nothing.
+    """
     if not path.is_file() or not path.stat().st_size:
         return False
     with path.open("rb") as file:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from torchrl_marl.apps.reports.aggregates import (
     evaluate_task,
     read_references,
 )
-from torchrl_marl.apps.reports.curves import Curves
+from torchrl_marl.apps.reports.curves import Curves, last_line_is_incomplete
 from torchrl_marl.apps.reports.grouping import (
     Record,
     Task,
@@ -40,6 +41,7 @@ __all__ = ["Report", "join", "make_report", "read_table"]
 _REQUIRED_COLUMNS = ("task", "algorithm", "seed", "frames", "return")
 _RENAMED_COLUMNS = {"world": "task"}  # columns of tables that were written before 0.2
 _COUNTERS = ("agent_frames", "seconds")
+_KNOWN_COLUMNS = (*_REQUIRED_COLUMNS, *_COUNTERS, "run", "finished")
 Foreign = Mapping[tuple[str, str], Sequence[Record]]
 _RunKey = tuple[str, str, int, str]  # task, algorithm, seed, run
 
@@ -59,8 +61,8 @@ def read_table(path: Path) -> tuple[dict[tuple[str, str], list[Record]], list[st
         finite return.
 
     Raises:
-        CheckpointError: a column is missing, a row is not numeric, frames are negative, or a run
-            has two rows at the same frames.
+        CheckpointError: a column is missing or there twice, a row has too many or too few cells or
+            is not numeric, frames are negative, or a run has two rows at the same frames.
     """
     runs: dict[_RunKey, dict[float, tuple[int, list[float]]]] = {}
     unfinished: set[_RunKey] = set()
@@ -76,10 +78,14 @@ def read_table(path: Path) -> tuple[dict[tuple[str, str], list[Record]], list[st
             )
     found: dict[tuple[str, str], list[Record]] = {}
     left_out = []
+    cut = key if last_line_is_incomplete(path) else None  # of the last row
     for key, rows in sorted(runs.items()):
         values = np.array([[frames, *numbers] for frames, (_, numbers) in sorted(rows.items())])
         record = _make_record(path, key, values, key not in unfinished)
         if isinstance(record, Record):
+            if key == cut:
+                note = f"ends in line {line} without a newline; the last number may be cut"
+                record = dataclasses.replace(record, notes=(*record.notes, note))
             found.setdefault(key[:2], []).append(record)
         else:
             left_out.append(f"{str(path)!r} has no finite return at the start of {_run_text(key)}.")
@@ -96,6 +102,7 @@ def _read_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
                 _RENAMED_COLUMNS.get(name, name) for name in reader.fieldnames or ()
             ]
             rows = [(reader.line_num, row) for row in reader]
+            head = list(reader.fieldnames)
     except (OSError, UnicodeError, csv.Error) as error:
         raise CheckpointError(f"{str(path)!r} cannot be read: {error}.") from None
     missing = [name for name in _REQUIRED_COLUMNS if not rows or name not in rows[0][1]]
@@ -105,7 +112,25 @@ def _read_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
             f"{f'column {missing[0]!r}' if rows else 'rows'}, expected "
             f"{', '.join(_REQUIRED_COLUMNS)}; see docs/reports.md."
         )
-    yield from rows
+    twice = next((name for name in _KNOWN_COLUMNS if head.count(name) > 1), None)
+    if twice is not None:
+        raise CheckpointError(
+            f"{str(path)!r} has two columns {twice!r}, expected one; delete the other."
+        )
+    for line, row in rows:
+        _check_cells(path, line, row, len(head))
+        yield line, row
+
+
+def _check_cells(path: Path, line: int, row: Mapping[Any, Any], expected: int) -> None:
+    """Refuses a row that a decimal comma has split, or that is cut."""
+    missing = sum(cell is None for cell in row.values())
+    found = expected - missing + len(row.get(None, ()))
+    if found != expected:
+        raise CheckpointError(
+            f"{str(path)!r} has {found} cells in line {line} and {expected} columns, expected as "
+            "many; write numbers with a point and names with commas in quotes, or delete the line."
+        )
 
 
 def _parse_row(path: Path, line: int, row: Mapping[str, str]) -> tuple[_RunKey, float, list[float]]:
