@@ -8,6 +8,7 @@ from reported import write_run, write_suite
 
 from torchrl_marl.apps.cli.main import main
 from torchrl_marl.apps.reports import make_report
+from torchrl_marl.apps.reports.answers import notes
 from torchrl_marl.apps.reports.marl_eval import raw_results, read_raw_results
 from torchrl_marl.errors import CheckpointError, ConfigError
 
@@ -119,6 +120,22 @@ def test_equal_task_names_of_two_environments_are_distinct(tmp_path):
     own = {"easy": {"a": {"seed_0": {"step_0": {"step_count": 5, "return": [1]}}}}}
     found, _ = read_raw_results(written(tmp_path, {"rware": own, "lbf": own}))
     assert list(found) == [("rware, easy", "a"), ("lbf, easy", "a")]
+
+
+def test_files_of_different_environments_are_not_one_algorithm(tmp_path):
+    """Seeds of `easy` in two environments have no common mean; other names are noted."""
+
+    def path(environment, algorithm, seed):
+        (tmp_path / f"{environment}{algorithm}").mkdir()
+        own = {"easy": {algorithm: {f"seed_{seed}": {"step_0": {"step_count": 5, "return": [1]}}}}}
+        return written(tmp_path / f"{environment}{algorithm}", {environment: own})
+
+    rware, lbf, other = path("rware", "a", 0), path("lbf", "a", 1), path("lbf", "b", 1)
+    with pytest.raises(ConfigError, match="'a' in 'easy' of the environment 'lbf', and other"):
+        make_report([rware, lbf])
+    sentence = "easy is a task of lbf and rware: its runs are compared as if these were one"
+    assert any(sentence in note for note in notes(make_report([rware, other])))
+    assert not any("is a task of" in note for note in notes(make_report([lbf, other])))
 
 
 STEP = {"step_count": 5, "return": [1]}

@@ -472,3 +472,25 @@ def test_report_is_deterministic(suite, report):
 
 if __name__ == "__main__":
     pytest.main([__file__])
+
+
+@pytest.mark.parametrize(
+    ("settings", "texts"),
+    [
+        ({"evaluation.deterministic": False}, ("true", "false")),
+        (
+            {"evaluation.randomize": True, "env.randomize": {"observation_noise": 0.1}},
+            ("false", '{"observation_noise": 0.1}'),
+        ),
+        ({"evaluation.randomize": True}, ()),  # without ranges it changes nothing
+        ({"evaluation.episodes": 7}, ()),
+    ],
+)
+def test_note_on_returns_of_different_evaluations(tmp_path, settings, texts):
+    """Sampled actions or randomized values measure another return."""
+    write_run(tmp_path / "a", [1, 2])
+    write_run(tmp_path / "b", [1, 9], seed=1, **settings)
+    sentences = [note for note in notes(make_report(tmp_path)) if "different evaluations" in note]
+    assert len(sentences) == bool(texts)
+    for text, name, sentence in zip(texts, "ab", sentences * 2):
+        assert f" {text} in {tmp_path / name}" in sentence

@@ -202,6 +202,11 @@ class TaskResult:
     """Pair of algorithms -> probability that a run of the first beats one of the second."""
 
     @property
+    def runs(self) -> list[RunScore]:
+        """The runs of all algorithms."""
+        return [run for team in self.teams.values() for run in team.runs]
+
+    @property
     def best(self) -> str:
         """The algorithm with the greatest interquartile mean."""
         return max(self.teams, key=lambda name: self.teams[name].iqm.value)

@@ -11,7 +11,7 @@ import numpy as np
 
 from torchrl_marl.apps.reports.aggregates import Aggregate, TaskResult
 from torchrl_marl.apps.reports.grouping import Numbers
-from torchrl_marl.apps.reports.results import Report
+from torchrl_marl.apps.reports.results import Report, environment_of
 from torchrl_marl.training.statistics import (
     CONFIDENCE,
     Estimate,
@@ -156,6 +156,8 @@ def notes(report: Report) -> list[str]:
     """Returns the caveats of the results and the runs left out, each as one sentence."""
     return [
         *_aggregation_notes(report),
+        *_environment_notes(report),
+        *_evaluation_notes(report),
         *_frames_notes(report),
         *_total_frames_notes(report),
         *_seed_notes(report),
@@ -223,7 +225,7 @@ def _note_other_pairs(others: Sequence[object]) -> Iterator[str]:
 
 def _zero_sum_warning(result: TaskResult) -> str | None:
     """Returns a warning that mean returns in a zero-sum task are always 0; None for other tasks."""
-    runs = [run for team in result.teams.values() for run in team.runs]
+    runs = result.runs
     groups = [abs(x) for run in runs for x in run.groups.values()]
     nothing = 1e-6 * max([1.0, *groups])
     opposed = [run.record.run.settings.get("league.opponents", "none") != "none" for run in runs]
@@ -272,6 +274,33 @@ def _aggregation_notes(report: Report) -> Iterator[str]:
             what = [f"{listed(missing)} (fewer tasks)"] * bool(missing)
             what += [f"the task{'s' * (len(where) > 1)} {listed(where)}"] * bool(where)
             yield f"The first aggregate over several tasks leaves out {listed(what)}."
+
+
+def _environment_notes(report: Report) -> Iterator[str]:
+    """Yields a note for each task that runs of different environments were joined to by name."""
+    for result in report.tasks:
+        known = {environment_of(run.record) for run in result.runs} - {""}
+        if len(known) > 1:
+            yield (
+                f"{result.task.name} is a task of {listed(sorted(known))}: its runs are compared "
+                "as if these were one environment."
+            )
+
+
+def _evaluation_notes(report: Report) -> Iterator[str]:
+    """Yields a note if runs of a task were evaluated in different ways."""
+    for result in report.tasks:
+        which: dict[str, dict[str, list[str]]] = {}  # setting -> value -> folders
+        for record in (run.record for run in result.runs if run.record.is_evaluated):
+            for name, value in record.run.evaluated_with.items():
+                which.setdefault(name, {}).setdefault(value, []).append(record.name)
+        for name, folders in which.items():
+            if len(folders) > 1:
+                of = "; ".join(f"{value} in {listed(own, 3)}" for value, own in folders.items())
+                yield (
+                    f"Returns in {result.task.name} are of different evaluations: "
+                    f"evaluation.{name} is {of}."
+                )
 
 
 def _frames_notes(report: Report) -> Iterator[str]:

@@ -8,7 +8,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,8 @@ class Curves:
     """Names of the tables in which an incomplete last line was skipped."""
     notes: tuple[str, ...] = ()
     """Notes on the source of the tables, each a sentence without its subject."""
+    evaluated_with: Mapping[str, str] = field(default_factory=dict)
+    """Settings of ``evaluation`` that decide what a return means, as texts; empty if unknown."""
 
 
 def read_run(folder: str | Path) -> Curves:
@@ -78,7 +80,17 @@ def read_run(folder: str | Path) -> Curves:
     cut = tuple(name for name in tables if last_line_is_incomplete(folder / name))
     seed = config.seed
     settings = _compared_settings(config)
-    return Curves(folder, config.recipe, settings, training, evaluation, summary, seed, cut)
+    found = Curves(folder, config.recipe, settings, training, evaluation, summary, seed, cut)
+    return dataclasses.replace(found, evaluated_with=_evaluated_with(config))
+
+
+def _evaluated_with(config: TrainConfig) -> dict[str, str]:
+    settings = config.evaluation
+    ranges = config.env.randomize if settings.randomize else None
+    return {
+        "deterministic": json.dumps(settings.deterministic),
+        "randomize": json.dumps(ranges or False),
+    }
 
 
 def _compared_settings(config: TrainConfig) -> dict[str, Any]:

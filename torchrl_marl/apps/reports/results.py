@@ -36,7 +36,7 @@ from torchrl_marl.apps.reports.grouping import (
 from torchrl_marl.apps.reports.marl_eval import read_raw_results
 from torchrl_marl.errors import CheckpointError, ConfigError, quoted
 
-__all__ = ["Report", "join", "make_report", "read_table"]
+__all__ = ["Report", "environment_of", "join", "make_report", "read_table"]
 
 _REQUIRED_COLUMNS = ("task", "algorithm", "seed", "frames", "return")
 _RENAMED_COLUMNS = {"world": "task"}  # columns of tables that were written before 0.2
@@ -178,8 +178,8 @@ def join(tasks: Sequence[Task], tables: Iterable[Foreign]) -> list[Task]:
         tables (list): runs of each table, from :func:`read_table`.
 
     Raises:
-        ConfigError: the task already has an algorithm of that name, from run folders or with one
-            of these seeds.
+        ConfigError: the task already has an algorithm of that name, from run folders, with one of
+            these seeds, or of another environment.
     """
     joined = {task.name: Task(task.name, task.settings, {**task.algorithms}) for task in tasks}
     seeds: dict[tuple[str, str], set[int]] = {}  # of the tables
@@ -187,6 +187,7 @@ def join(tasks: Sequence[Task], tables: Iterable[Foreign]) -> list[Task]:
         for (name, algorithm), records in table.items():
             settings = {"env.library": "", "env.name": name, **records[0].run.settings}
             task = joined.setdefault(name, Task(name, settings, {}))
+            _check_one_environment(records[0], task, algorithm)
             own = {record.run.seed for record in records}
             known = seeds.setdefault((name, algorithm), set())
             if algorithm in task.algorithms and (not known or known & own):
@@ -198,6 +199,28 @@ def join(tasks: Sequence[Task], tables: Iterable[Foreign]) -> list[Task]:
             task.algorithms[algorithm] = [*task.algorithms.get(algorithm, ()), *records]
             known |= own
     return sorted(joined.values(), key=lambda task: task.name)
+
+
+def environment_of(record: Record) -> str:
+    """Returns the library of a run's environment; an empty text for runs of a CSV table.
+
+    Args:
+        record (Record): the run.
+    """
+    return str(record.run.settings.get("env.library", ""))
+
+
+def _check_one_environment(record: Record, task: Task, algorithm: str) -> None:
+    """Refuses seeds of one algorithm that two files have for different environments."""
+    environment = environment_of(record)
+    known = map(environment_of, task.algorithms.get(algorithm, ()))
+    other = next((name for name in known if name != environment), None)
+    if environment and other:
+        raise ConfigError(
+            f"{record.name!r} has {quoted(algorithm)} in {quoted(task.name)} of the environment "
+            f"{quoted(environment)}, and other runs of {quoted(other)}, expected one "
+            "environment; report on each environment alone."
+        )
 
 
 _READERS = {".csv": read_table, ".json": read_raw_results}
