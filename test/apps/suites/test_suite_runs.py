@@ -174,6 +174,16 @@ def test_changed_settings_are_refused_on_resume(capsys):
     assert "holds the suite 'mine', but 'toy' is given" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("place", [shutil.copytree, lambda _, new: new.symlink_to("seed0")])
+def test_run_of_another_seed_is_refused_on_resume(place, capsys):
+    """A copy of seed 0 in the folder of seed 1 would be a second seed of the results."""
+    run_suite("mine.yaml", algorithms="mappo", tasks="two", seeds=1, frames=40, jobs=0, log=list)
+    place(run_of("two"), run_of("two").with_name("seed1"))
+    assert main(["suite", "mine.yaml", "--resume", "--jobs", "0", "seeds=2"]) == 2
+    assert "seed1' has a run of seed 0, expected seed 1; move it" in capsys.readouterr().err
+    assert [row["seed"] for row in rows()] == ["0"]
+
+
 def test_settings_without_effect_may_differ_on_resume():
     """Earlier versions kept the table's ``every_frames`` beside a given ``count``."""
     given = ["suite", "mine.yaml", "seeds=1", "tasks=two", "evaluation.count=2", "--jobs", "0"]

@@ -190,8 +190,8 @@ def check_folder(out: Path, plan: Plan, *, resume: bool) -> None:
         resume (bool): True to continue in an existing folder.
 
     Raises:
-        ConfigError: the folder has other content, or a run in it has other settings. The message
-            names the run, the setting, and the setting's old and new value.
+        ConfigError: the folder has other content, or a run in it has another seed or other
+            settings. The message names the run, the setting, and its old and new value.
     """
     _check_new(out, resume)
     now: dict[tuple[str, str], dict[str, Any]] = {}
@@ -200,6 +200,11 @@ def check_folder(out: Path, plan: Plan, *, resume: bool) -> None:
             begun = read_run_config(out / run.place)
         except CheckpointError:
             continue  # no run yet, or a broken one, which raises when it is resumed
+        if begun.seed != run.seed:
+            raise ConfigError(
+                f"{str(out / run.place)!r} has a run of seed {begun.seed}, expected seed {run.seed}; "
+                "move it away, or rename it to its seed."
+            )
         before = _compared_settings(begun)
         after = now.get(run.pair) or now.setdefault(run.pair, _compared_settings(run.config))
         if (out / run.task / "config.yaml").is_file():  # callbacks are those of the population
