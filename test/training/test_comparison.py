@@ -339,6 +339,18 @@ class TestCompare:
         with pytest.raises(CheckpointError, match="is not a run folder: it does not exist"):
             compare(trained / "good", tmp_path / "none")
 
+    def test_each_run_of_a_side_counts_once(self, trained, tmp_path):
+        """A link to seed0 is no third run, and a copy of it would halve the variance."""
+        import shutil
+
+        side = shutil.copytree(trained / "bad", tmp_path / "bad")
+        (side / "seed2").symlink_to("seed0")
+        found = compare(side, trained / "good", episodes=3)
+        assert found.first.folders == [side / "seed0", side / "seed1"]
+        shutil.copytree(side / "seed0", side / "seed3")
+        with pytest.raises(ConfigError, match="seed3' has the seed and the settings of .*seed0'"):
+            compare(side, trained / "good", episodes=3)
+
     def test_single_episode_gives_no_verdict(self, trained):
         found = compare(trained / "good", trained / "bad/seed0", episodes=1)
         assert found.paired.probability is None and "play more episodes" in found.verdict

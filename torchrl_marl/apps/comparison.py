@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +43,7 @@ _SETTINGS_NOT_COMPARED: dict[str, object] = {
     "group_map": {},
     "continuous_actions": True,
 }
+_PLACE: dict[str, Any] = {"folder": None, "device": "cpu", "threads": None}  # of a run, and how
 _Z = 1.959964  # of a 95 % interval
 
 
@@ -163,8 +165,8 @@ def compare(
             one algorithm; a verdict takes at least 6 pairs.
 
     Raises:
-        ConfigError: the runs have different environments, a run is on both sides, or ``by_seed`` is
-            given and the sides have different seeds.
+        ConfigError: the runs have different environments, a run is on both sides or is there twice,
+            or ``by_seed`` is given and the sides have different seeds.
         CheckpointError: there is no run at a path, or a run has no checkpoint.
 
     Examples:
@@ -172,7 +174,7 @@ def compare(
         'these episodes cannot tell them apart'
     """
     with trusting(trust):
-        sides = {str(name): find_run_folders(name) for name in (first, second)}
+        sides = {str(name): _distinct_runs(find_run_folders(name)) for name in (first, second)}
     if len(sides) < 2 or {p.resolve() for p in sides[str(first)]} & {
         p.resolve() for p in sides[str(second)]
     }:
@@ -190,6 +192,26 @@ def compare(
     one, other = (_play_side(name, own, device, trust, play_options) for name, own in sides.items())
     found = difference_of_runs(one.returns, other.returns, by_seed=by_seed)
     return Comparison(one, other, found, by_seed)
+
+
+def _distinct_runs(folders: Sequence[Path]) -> list[Path]:
+    """Leaves out links to other runs of the side, and refuses copies: each run counts once.
+
+    Raises:
+        ConfigError: two runs have the same seed and settings.
+    """
+    real: dict[Path, Path] = {}
+    for folder in folders:
+        real.setdefault(folder.resolve(), folder)
+    own = list(real.values())
+    configs = [dataclasses.replace(read_run_config(one), **_PLACE) for one in own]
+    for i, config in enumerate(configs):
+        if config in configs[:i]:
+            raise ConfigError(
+                f"{quoted(str(own[i]))} has the seed and the settings of "
+                f"{quoted(str(own[configs.index(config)]))}, expected each run once; move one away."
+            )
+    return own
 
 
 def _sort_by_seed(sides: dict[str, list[Path]]) -> dict[str, list[Path]]:
