@@ -227,6 +227,22 @@ def test_run_folder_is_refused_as_report_folder(suite):
         write_report(suite, suite / "balance" / "mappo" / "seed0")
 
 
+def test_raw_results_do_not_replace_other_files(suite, tmp_path):
+    """`--json` with the record of a suite made the suite unusable; `--json .` crashed."""
+    record, out = tmp_path / "suite.json", tmp_path / "out"
+    record.write_text('{"suite": "toy", "seeds": [0]}\n')
+    for path, what in (
+        (record, "a file without raw results"),
+        (tmp_path, "a folder"),
+        (out / "results.csv", "a file of the report itself"),
+    ):
+        with pytest.raises(ConfigError, match=f"is {what}.*use another --json FILE"):
+            write_report(suite, out, raw=path)
+    assert record.read_text() == '{"suite": "toy", "seeds": [0]}\n' and not out.exists()
+    for _ in range(2):  # its own file is replaced
+        write_report(suite, out, raw=tmp_path / "raw.json")
+
+
 def test_full_disk_leaves_no_partial_files(suite, tmp_path, monkeypatch):
     def full(descriptor):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from html import escape
 from itertools import combinations, groupby
 from pathlib import Path
@@ -32,7 +32,7 @@ from torchrl_marl.apps.reports.answers import (
     read_asset,
 )
 from torchrl_marl.apps.reports.grouping import Progress
-from torchrl_marl.apps.reports.marl_eval import raw_results
+from torchrl_marl.apps.reports.marl_eval import raw_results, read_raw_results
 from torchrl_marl.apps.reports.pictures import draw
 from torchrl_marl.apps.reports.results import Report, make_report
 from torchrl_marl.apps.reports.tables import (
@@ -43,7 +43,7 @@ from torchrl_marl.apps.reports.tables import (
     tables_of,
     template,
 )
-from torchrl_marl.errors import ConfigError
+from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.training.files import explain_write_errors, open_atomically
 from torchrl_marl.training.statistics import Estimate
 from torchrl_marl.version import __version__
@@ -224,8 +224,8 @@ def write_report(
 
     Raises:
         CheckpointError: there are no runs, or no run is usable.
-        ConfigError: the folder holds other files, a table would be overwritten, or the references
-            cannot be read.
+        ConfigError: the folder holds other files, a table or a file that holds no raw results would
+            be overwritten, or the references cannot be read.
         WriteError: the folder cannot be written to.
     """
     folder, runs = Path(folder), [runs] if isinstance(runs, (str, os.PathLike)) else list(runs)
@@ -272,13 +272,32 @@ def _check_folder(folder: Path) -> None:
 def _check_inputs(runs: Iterable[str | Path], folder: Path, raw: str | Path | None) -> None:
     """Raises an error if the report would overwrite one of its tables."""
     written = {(folder / name).resolve(): "--out FOLDER" for name in _REPORT_FILES}
-    written |= {} if raw is None else {Path(raw).resolve(): "--json FILE"}
+    if raw is not None:
+        _check_raw(Path(raw), written)
+        written[Path(raw).resolve()] = "--json FILE"
     for path in runs:
         fix = written.get(Path(path).resolve())
         if fix is not None and Path(path).is_file():
             raise ConfigError(
                 f"{str(path)!r} is read and would be overwritten by the report; use another {fix}."
             )
+
+
+def _check_raw(raw: Path, others: Collection[Path]) -> None:
+    """Refuses to write raw results over a file of the report, or one that holds something else.
+
+    Raises:
+        ConfigError: the path is a folder, a file of the report, or a file without raw results.
+    """
+    what = "a folder" if raw.is_dir() else ""
+    what = "a file of the report itself" if raw.resolve() in others else what
+    if raw.is_file() and not what:
+        try:
+            read_raw_results(raw)
+        except CheckpointError:
+            what = "a file without raw results, which would be overwritten"
+    if what:
+        raise ConfigError(f"{str(raw)!r} is {what}, expected a new file; use another --json FILE.")
 
 
 def _is_report(path: Path) -> bool:
