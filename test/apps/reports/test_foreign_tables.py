@@ -57,6 +57,22 @@ def test_references_apply_to_a_task_of_a_table(tmp_path):
     assert result.normalized("a") == [0.5, 0.5]
 
 
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("best: 1e3, source: mine", "have best='1e3' for 'toy/arena', expected a finite number"),
+        ("best: .nan, source: mine", "have best=nan for 'toy/arena', expected a finite number"),
+        ("random: true, source: mine", "have random=True for 'toy/arena', expected a finite"),
+        ("best: 6, source: 2022", "have source=2022 for 'toy/arena', expected a text"),
+        ("best: 6, source: mine, settings: [a]", r"have settings=.* expected settings; change it"),
+    ],
+)
+def test_references_of_wrong_types_are_refused(text, sentence, tmp_path):
+    (tmp_path / "r.yaml").write_text(f"- {{task: toy/arena, {text}}}\n")
+    with pytest.raises(ConfigError, match=sentence):
+        read_references(tmp_path / "r.yaml")
+
+
 def test_byte_order_mark_is_skipped(tmp_path):
     text = write(tmp_path / "t.csv", [["grid", "a", 0, 9, 1.0]]).read_bytes()
     (tmp_path / "t.csv").write_bytes(codecs.BOM_UTF8 + text)

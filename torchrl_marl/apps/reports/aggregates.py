@@ -23,7 +23,7 @@ from torchrl_marl.apps.reports.grouping import (
     Task,
     mean_of_known,
 )
-from torchrl_marl.errors import ConfigError
+from torchrl_marl.errors import ConfigError, quoted
 from torchrl_marl.training.statistics import (
     Estimate,
     estimate,
@@ -101,7 +101,25 @@ def read_references(path: Path | None = None) -> list[Mapping[str, Any]]:
                 f"task, source and some of {', '.join(sorted(_ENTRY_KEYS - {'task', 'source'}))}; "
                 "see torchrl_marl/apps/reports/references.yaml."
             )
+        _check_entry(path, entry)
     return list(entries)
+
+
+def _check_entry(path: Path, entry: Mapping[str, Any]) -> None:
+    """Refuses values of wrong types; YAML reads ``1e3`` as a text."""
+    for key, value in entry.items():
+        if key in ("task", "source"):
+            right, expected = isinstance(value, str), "a text"
+        elif key == "settings":
+            right, expected = value is None or isinstance(value, Mapping), "settings"
+        else:
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            right, expected = value is None or (number and np.isfinite(value)), "a finite number"
+        if not right:
+            raise ConfigError(
+                f"the references {str(path)!r} have {key}={quoted(value)} for "
+                f"{quoted(entry['task'])}, expected {expected}; change it."
+            )
 
 
 def find_reference(
