@@ -186,6 +186,20 @@ def test_run_is_cut_at_its_first_nan_return(tmp_path):
     assert not any("/c " in note for note in notes(report) if "Left out" not in note)
 
 
+def test_training_returns_end_at_the_first_return_that_is_not_finite(tmp_path):
+    """Returns of 5 and 7 after a diverged evaluation, or an infinite return, are no scores."""
+    run = write_run(tmp_path / "a", [0.0, 2.0, 5.0, 7.0])
+    lines = (run / "evaluation.csv").read_text().splitlines()
+    lines[3] = lines[3].replace(",5.0,", ",nan,")
+    (run / "evaluation.csv").write_text("\n".join([*lines[:2], *lines[3:]]) + "\n")
+    run = write_run(tmp_path / "b", [0.0, 3.0, float("inf"), 7.0], seed=1)
+    (run / "evaluation.csv").unlink()
+    report = make_report(tmp_path)
+    assert report.tasks[0].teams["MAPPO"].scores == [2, 3]
+    cut = [note for note in notes(report) if "not finite at frame 2,000; used up to there" in note]
+    assert len(cut) == 2
+
+
 def test_runs_without_evaluations_use_training_returns(tmp_path):
     run = write_run(tmp_path / "a", [0, 1, 2])
     (run / "evaluation.csv").unlink()

@@ -134,8 +134,11 @@ def extract_record(run: Curves) -> Record | str:
             f"{str(run.folder)!r} has a return that is not finite at its first evaluation, "
             f"frame {broken:,}, and so no score; train it again."
         )
-    if broken is not None:
-        notes.append(f"has a return that is not finite at frame {broken:,}; used up to there")
+    ends = [broken] if evaluation.frames.any() else [broken, diverged]
+    if cuts := [end for end in ends if end is not None]:
+        notes.append(f"has a return that is not finite at frame {min(cuts):,}; used up to there")
+        if len(ends) > 1:  # training returns are used
+            training = Progress(*(x[training.frames < min(cuts)] for x in vars(training).values()))
     notes += [f"has an incomplete last line in {name}, which is not used" for name in run.cut]
     if not len(evaluation) and not len(training):
         return (
