@@ -1,6 +1,7 @@
 """Learning curves: reading run folders, and drawing them."""
 
 import csv
+import shutil
 
 import numpy as np
 import pytest
@@ -104,6 +105,17 @@ class TestAggregate:
         np.testing.assert_array_equal(frames, [1, 2])
         np.testing.assert_array_equal(mean, [2, 3])
 
+    def test_seeds_without_common_frames_are_not_extended(self):
+        frames, mean, low, high = aggregate(
+            [
+                (np.array([0.0, 10.0]), np.array([1.0, 3.0])),
+                (np.array([20.0, 30.0]), np.array([5.0, 7.0])),
+            ]
+        )
+        np.testing.assert_array_equal(frames, [0, 10, 20, 30])
+        for values in (mean, low, high):
+            np.testing.assert_array_equal(values, [1, 3, 5, 7])
+
     def test_rows_without_finished_episode_are_ignored(self):
         frames, mean, *_ = aggregate([(np.array([1.0, 2.0, 3.0]), np.array([np.nan, 4.0, 6.0]))])
         np.testing.assert_array_equal(frames, [2, 3])
@@ -135,6 +147,18 @@ class TestDrawing:
         ]
         lines = lines_of(learning_curve(runs))
         np.testing.assert_array_equal(lines[f"{TOY} (3 seeds)"][1], [1, 2, 3])
+
+    def test_copies_and_seeds_without_values_are_not_counted(self, tmp_path):
+        """Of four folders, one is a copy and one has no return; 0 and 2 remain, with mean 1."""
+        runs = [make_run(tmp_path / f"{seed}", seed, rewards=(seed,) * 2) for seed in (0, 2)]
+        runs += [shutil.copytree(tmp_path / "2", tmp_path / "copy")]
+        runs += [make_run(tmp_path / "3", 3, rewards=(None, None))]
+        table = tmp_path / "curves.csv"
+        with pytest.warns(UserWarning, match="copy' has the settings, the seed and every number"):
+            lines = lines_of(learning_curve(runs, table=table))
+        np.testing.assert_array_equal(lines[f"{TOY} (2 seeds)"][1], [1, 1])
+        rows = csv.DictReader(table.read_text().splitlines())
+        assert {row["seeds"] for row in rows if row["column"] != "evaluation"} == {"2"}
 
     def test_runs_with_different_settings_are_separate_lines(self, tmp_path):
         runs = [

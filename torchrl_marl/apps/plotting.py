@@ -25,7 +25,13 @@ from torchrl_marl.apps.reports.curves import (
     group_by_experiment,
     read_run,
 )
-from torchrl_marl.apps.reports.grouping import find_runs, group_by_task
+from torchrl_marl.apps.reports.grouping import (
+    Progress,
+    Record,
+    find_runs,
+    group_by_task,
+    remove_duplicate_runs,
+)
 from torchrl_marl.errors import CheckpointError, ConfigError, nearest
 from torchrl_marl.training.config import read_run_config, seed_folders
 from torchrl_marl.training.files import explain_write_errors, open_atomically
@@ -127,15 +133,21 @@ def _read_runs(folders: Sequence[str | Path]) -> list[Curves]:
         if (Path(folder) / "config.yaml").is_file() and not seed_folders(folder):
             read_run(folder)
     runs, left_out = find_runs(folders)
-    for sentence in left_out:
+    nothing = Progress(*(np.empty(0),) * 4)
+    records, copies = remove_duplicate_runs(
+        [Record(run, nothing, nothing, False, ()) for run in runs]
+    )
+    for sentence in left_out + copies:
         warnings.warn(f"left out: {sentence}", stacklevel=3)
-    return runs
+    return [record.run for record in records]
 
 
 def aggregate(
     curves: Sequence[tuple[np.ndarray, np.ndarray]],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Returns the frames that all seeds share, and mean, minimum and maximum of the values there.
+
+    Seeds that share no frames have the values of each at its own frames.
 
     Args:
         curves: for each seed, a pair of ascending frames and values, ``[rows]`` each.
@@ -148,16 +160,23 @@ def aggregate(
         >>> frames.tolist(), mean.tolist(), high.tolist()
         ([0.0, 10.0], [1.0, 11.0], [2.0, 12.0])
     """
-    known = [np.isfinite(x) & np.isfinite(y) for x, y in curves]
-    curves = [(x[rows], y[rows]) for (x, y), rows in zip(curves, known) if rows.any()]
+    curves = _known_values(curves)
     if not curves:
         return (np.empty(0),) * 4  # type: ignore[return-value]
     grid = np.unique(np.concatenate([x for x, _ in curves]))
     start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
     if start <= end:
         grid = grid[(grid >= start) & (grid <= end)]
-    values = np.stack([np.interp(grid, x, y) for x, y in curves])
-    return grid, values.mean(0), values.min(0), values.max(0)
+    values = np.stack([np.interp(grid, x, y, left=np.nan, right=np.nan) for x, y in curves])
+    return grid, np.nanmean(values, 0), np.nanmin(values, 0), np.nanmax(values, 0)
+
+
+def _known_values(
+    curves: Iterable[tuple[np.ndarray, np.ndarray]],
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns the finite values of each seed; seeds without any are left out."""
+    known = [(x, y, np.isfinite(x) & np.isfinite(y)) for x, y in curves]
+    return [(x[rows], y[rows]) for x, y, rows in known if rows.any()]
 
 
 def _draw_panels(
@@ -326,7 +345,8 @@ def _evaluation_curves(line: _Line) -> list[tuple[np.ndarray, np.ndarray]]:
     """Returns a pair of frames and returns for each seed of a line that has evaluations."""
     tables = [seed.evaluation for seed in line.seeds]
     column = line.column if len(_reward_columns(line.seeds)) > 1 else "return_mean"
-    return [(table["frames"], table[column]) for table in tables if column in table]
+    rows = [(table["frames"], table[column]) for table in tables if column in table]
+    return _known_values(rows)
 
 
 def _reward_columns(seeds: Sequence[Curves]) -> list[str]:
@@ -348,7 +368,7 @@ def _column_curves(seeds: Sequence[Curves], column: str) -> list[tuple[np.ndarra
                 f"it has {', '.join(known)}."
             )
         rows.append((table["frames"], table[column]))
-    return rows
+    return _known_values(rows)
 
 
 def _save_plot(figure: Figure, path: Path) -> None:
