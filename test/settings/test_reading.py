@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass, field
 
 import pytest
+import yaml
 from example_schema import (
     Fast,
     Memory,
@@ -28,7 +29,7 @@ from torchrl_marl.settings import (
     settings_of,
     to_yaml,
 )
-from torchrl_marl.settings.files import _parse_yaml
+from torchrl_marl.settings.files import _Dumper, _parse_yaml
 from torchrl_marl.settings.layers import UNFIT, WORD, converted, merged
 
 
@@ -228,6 +229,19 @@ def test_yaml_lists_all_choices():
 )
 def test_invalid_yaml_values_are_refused(text):
     assert "expected a YAML value" in refusal(f"world.kwargs.x={text}")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("010", 10), ("-017", -17), ("08", 8), ("1_000", 1000), ("0x10", 16), ("-0b11", -3)]
+    + [("12:30", "12:30"), ("0o17", "0o17"), ("0b2", "0b2")],
+)
+def test_leading_zeros_are_no_octal_numbers(text, value):
+    """`for seed in $(seq -w 0 100)` gave 010 the seed 8, as 008; 12:30 was 750."""
+    assert parse_overrides([f"a={text}"]) == {"a": value}
+    assert _parse_yaml(yaml.dump(value, Dumper=_Dumper)) == value
+    written = yaml.dump(str(value), Dumper=_Dumper)
+    assert yaml.safe_load(written) == _parse_yaml(written) == str(value)
 
 
 def test_yaml_alias_bomb_is_refused():

@@ -28,10 +28,14 @@ _FLOAT = re.compile(
         |\.(?:nan|NaN|NAN))$""",
     re.X,
 )
+_INT = re.compile(r"^(?:[-+]?[0-9][0-9_]*|[-+]?0(?:b[01_]+|x[0-9a-fA-F_]+))$")
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML loader that reads ``1e-3`` as a number and dates as strings; refuses duplicate keys."""
+    """YAML loader with the numbers of YAML 1.2; refuses duplicate keys.
+
+    ``1e-3`` is a number and ``010`` ten. Dates and ``12:30`` are strings.
+    """
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
@@ -42,22 +46,27 @@ class _Loader(yaml.SafeLoader):
             )
         return super().construct_mapping(node, deep)
 
+    def construct_int(self, node: Any) -> int:
+        text = self.construct_scalar(node).replace("_", "")
+        return int(text, 0 if text.lstrip("-+")[:2] in ("0b", "0x") else 10)
+
 
 class _Dumper(yaml.SafeDumper):
-    """Writer of YAML that :class:`_Loader` can read."""
+    """Writer of YAML that :class:`_Loader` can read; quotes texts that others take for integers."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
-for _kind in (_Loader, _Dumper):
+_NOT_YAML_1_2 = (":float", ":timestamp", ":int")
+for _kind, _dropped in ((_Loader, _NOT_YAML_1_2), (_Dumper, _NOT_YAML_1_2[:2])):
     _kind.yaml_implicit_resolvers = {
-        first: [
-            (tag, pattern) for tag, pattern in rules if not tag.endswith((":float", ":timestamp"))
-        ]
+        first: [(tag, pattern) for tag, pattern in rules if not tag.endswith(_dropped)]
         for first, rules in _kind.yaml_implicit_resolvers.items()
     }
     _kind.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+    _kind.add_implicit_resolver("tag:yaml.org,2002:int", _INT, list("-+0123456789"))
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_int)
 
 
 def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:

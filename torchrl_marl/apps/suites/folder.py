@@ -202,8 +202,8 @@ def check_folder(out: Path, plan: Plan, *, resume: bool) -> None:
             continue  # no run yet, or a broken one, which raises when it is resumed
         if begun.seed != run.seed:
             raise ConfigError(
-                f"{str(out / run.place)!r} has a run of seed {begun.seed}, expected seed {run.seed}; "
-                "move it away, or rename it to its seed."
+                f"{str(out / run.place)!r} has a run of seed {begun.seed}, expected seed "
+                f"{run.seed}; move it away, or rename it to its seed."
             )
         before = _compared_settings(begun)
         after = now.get(run.pair) or now.setdefault(run.pair, _compared_settings(run.config))
