@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from torchrl_marl.apps.cli import main as cli
+from torchrl_marl.apps.console import report
 from torchrl_marl.errors import NonFiniteError
 from torchrl_marl.recipes import load_config, save_config
 from torchrl_marl.training.evaluation import Episodes
@@ -240,3 +241,11 @@ class TestEvaluate:
     def test_unknown_device_is_refused(self, training, run_folder, capsys):
         assert cli.main(["evaluate", str(run_folder), "--device", "gpu"]) == 2
         assert "device is 'gpu', expected 'cpu'" in capsys.readouterr().err
+
+
+def test_mean_over_seeds_does_not_leave_out_a_diverged_one():
+    """The mean of 40 and NaN (null in summary.json) is not 40; no run has a heuristic."""
+    returns = ({"return_after": 40.0}, {"return_after": None})
+    runs = [types.SimpleNamespace(summary=own, folder=Path("run")) for own in returns]
+    *_, mean = report(runs, [0, 1]).splitlines()
+    assert mean.split() == ["mean", "nan"] and "heuristic" not in report(runs, [0, 1])

@@ -143,7 +143,10 @@ def report(runs: Sequence[Run], seeds: Sequence[int]) -> str:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
+    """Returns the mean; NaN if a run among others has no number, since it has diverged."""
     known = [value for value in values if value is not None]
+    if known and len(known) < len(values):
+        return math.nan
     return sum(known) / len(known) if known else None
 
 
