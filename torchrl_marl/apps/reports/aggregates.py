@@ -101,7 +101,7 @@ def read_references(path: Path | None = None) -> list[Mapping[str, Any]]:
                 f"task, source and some of {', '.join(sorted(_ENTRY_KEYS - {'task', 'source'}))}; "
                 "see torchrl_marl/apps/reports/references.yaml."
             )
-        _check_entry(path, entry)
+        _check_entry(path, entry or {})
     return list(entries)
 
 
