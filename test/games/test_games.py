@@ -99,6 +99,23 @@ def test_most_uniform_equilibrium_is_found():
     assert value.abs() < 1e-9
 
 
+def test_equilibrium_with_a_margin_and_price_of_zero():
+    """The column plays its third strategy; the row's limit on the fourth is met without force.
+
+    By symmetry p3 = p4 = (1 - 3 p2) / 4 with p0 = (1 + p2) / 2, and the entropy's derivative in p2
+    is 0 where sqrt(p0) p2 = p3^1.5.
+    """
+    payoff = torch.tensor([[2.0, 2, 1, 2], [1, -2, -1, -1], [-1, 2, 1, -1], [0, -1, 1, 1]])
+    payoff = torch.cat([payoff, torch.tensor([[0.0, 1, 1, -1]])]) / 2
+    row, column, value = games.nash(payoff)
+    close(column, [0.0, 0, 1, 0], rtol=0, atol=1e-9)
+    close(value, 0.5)
+    p = row[2]
+    expected = torch.stack([(1 + p) / 2, 0 * p, p, (1 - 3 * p) / 4, (1 - 3 * p) / 4])
+    close(row, expected, rtol=0, atol=1e-8)
+    close(row[0].sqrt() * p, row[3] ** 1.5, rtol=0, atol=1e-8)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_no_player_gains_in_an_equilibrium(seed):
     generator = torch.Generator().manual_seed(seed)

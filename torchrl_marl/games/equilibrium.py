@@ -22,6 +22,8 @@ __all__ = [
 ]
 
 _CLOSE = 1e-13
+_ROUNDED = 1e-16
+"""Gap of the interior-point method below which its system may be singular."""
 _NEARLY_ALL = 0.99
 """Largest step of the interior-point method, as a share of the distance to the boundary."""
 _ROUNDING = 1e-3
@@ -269,7 +271,9 @@ def _maximum_entropy(p: Tensor, free: Tensor, margin: Tensor) -> Tensor:
         reach = torch.minimum(_reach(p, move), _reach(slack, change))
         reach = torch.minimum(reach, _reach(price, dearer))
         p, slack, price = p + reach * move, slack + reach * change, price + reach * dearer
-        if bool(move.abs().max() < 1e-12) and bool(gap < _CLOSE):
+        # If a margin and its price both go to 0, moves stay larger than rounding errors.
+        settled = move.abs().max() < 1e-12 or 0 < gap < _ROUNDED
+        if bool(settled) and bool(gap < _CLOSE):
             break
     return p
 
