@@ -46,6 +46,21 @@ def test_tournament_keeps_its_elite_and_prefers_the_fit():
         tournament(fitness, 2, 7)
 
 
+def test_diverged_members_are_not_copied():
+    """Of two draws from the three others, the best is 3, 4 or 5 with 1, 3 or 5 of 9."""
+    fitness = torch.tensor([torch.nan, 5.0, 3.0, 4.0, torch.nan])
+    parents = torch.stack([tournament(fitness, 2, 1, seeded(seed)) for seed in range(300)])
+    counts = torch.bincount(parents[:, 0], minlength=5) / 300
+    expected = torch.tensor([0.0, 5 / 9, 1 / 9, 3 / 9, 0.0])
+    torch.testing.assert_close(counts, expected, rtol=0, atol=0.09)
+    assert not torch.isin(parents, torch.tensor([0, 4])).any()
+    alone = torch.tensor([torch.nan, 5.0, torch.nan, torch.nan])
+    for seed in range(20):
+        assert truncation(alone, 0.5, seeded(seed)).tolist() == [0, 1, 1, 1]
+    lost = torch.full((3,), torch.nan)
+    assert set(tournament(lost, 2, 1, seeded()).tolist()) <= {0, 1, 2}
+
+
 def test_perturbed_copies_differ_by_a_factor_within_bounds():
     values, parent = torch.tensor([1.0, 2.0, 4.0, 0.5]), torch.tensor([0, 2, 2, 0])
     seen = set()

@@ -38,7 +38,8 @@ def truncation(fitness: Tensor, share: float, generator: torch.Generator | None 
     """Returns each member's parent after truncation selection: the best replace the worst.
 
     For each of the worst members, a parent is drawn uniformly from an equal number of best members.
-    NaN is the lowest fitness. Ties are broken in favor of the lower index.
+    NaN is the lowest fitness; a member with NaN is copied only if all have NaN. Ties are broken in
+    favor of the lower index.
 
     Args:
         fitness (Tensor): fitness of each member; higher is better.
@@ -65,7 +66,8 @@ def truncation(fitness: Tensor, share: float, generator: torch.Generator | None 
     count = min(max(int(share * n_members), 1), n_members // 2) if share else 0
     order = _rank_by_fitness(fitness)
     parent = torch.arange(n_members)
-    chosen = torch.randint(max(count, 1), (count,), generator=generator)
+    n_parents = min(max(count, 1), len(_known_members(fitness)))
+    chosen = torch.randint(n_parents, (count,), generator=generator)
     parent[order[n_members - count :]] = order[chosen]
     return parent
 
@@ -76,7 +78,8 @@ def tournament(
     """Returns each member's parent after a tournament: the best of a few randomly drawn members.
 
     Args:
-        fitness (Tensor): fitness of each member; higher is better, NaN is lowest.
+        fitness (Tensor): fitness of each member; higher is better. Members with NaN are drawn only
+            if all have NaN.
         size (int): number of members drawn for each tournament, with replacement.
         elite (int): number of best members that are not replaced.
         generator (Generator, optional): random generator.
@@ -99,7 +102,8 @@ def tournament(
     order = _rank_by_fitness(fitness)
     rank = torch.empty_like(order)
     rank[order] = torch.arange(n_members)
-    drawn = torch.randint(n_members, (n_members, size), generator=generator)
+    known = _known_members(fitness)
+    drawn = known[torch.randint(len(known), (n_members, size), generator=generator)]
     parent = drawn.gather(1, rank[drawn].argmin(1, keepdim=True)).squeeze(1)
     parent[order[:elite]] = order[:elite]
     return parent
@@ -107,6 +111,12 @@ def tournament(
 
 def _rank_by_fitness(fitness: Tensor) -> Tensor:
     return fitness.cpu().nan_to_num(-torch.inf).argsort(descending=True, stable=True)
+
+
+def _known_members(fitness: Tensor) -> Tensor:
+    """Returns the indices of the members whose fitness is not NaN; all, if it always is."""
+    known = (~fitness.cpu().isnan()).nonzero().squeeze(1)
+    return known if len(known) else torch.arange(len(fitness))
 
 
 class Bounds(NamedTuple):
