@@ -181,6 +181,10 @@ def test_command_line_trains_seeds_together(tmp_path, capsys):
             ["population.size=2", "population.vary.learner.lr={low:1e-3,high: 1}"],
             "after each colon",
         ),
+        (
+            ["population.size=2", "population.vary.learner.lr=[0.1,0.2]", "groups.humans.lr=1"],
+            "groups.humans.lr is given",
+        ),
     ],
 )
 def test_invalid_population_settings_raise(arguments, words, capsys):

@@ -27,6 +27,7 @@ from torchrl_marl.settings import (
     Range,
     Reader,
     Seed,
+    flatten,
     override,
     read_yaml,
 )
@@ -306,6 +307,7 @@ def check_population(run: TrainConfig) -> None:
         )
     for at, learner in run.learners().items():
         _check_learner_of_members(run, learner, at)
+    _check_groups_of_members(run)
     values = run.population.values(run.seed).values()
     for extreme in ([own.index(pick(own)) for own in values] for pick in (min, max)):
         for member in set(extreme):  # the extreme values must be in the ranges of their settings
@@ -326,6 +328,17 @@ def _check_learner_of_members(run: TrainConfig, learner: LearnerConfig, at: str)
             f"population.share_replay is true, but {at}algorithm={learner.algorithm} has no "
             "replay buffer; use population.share_replay=false."
         )
+
+
+def _check_groups_of_members(run: TrainConfig) -> None:
+    """Refuses settings of groups that vary over members, since only one of the two can hold."""
+    for group, given in run.groups.items():
+        for name in run.population.bounds():
+            if name in flatten(given):
+                raise ConfigError(
+                    f"population.vary has 'learner.{name}', but groups.{group}.{name} is given, "
+                    "and a varied setting holds for all groups; leave one of them out."
+                )
 
 
 def with_settings(learner: LearnerConfig, settings: Mapping[str, float]) -> LearnerConfig:
