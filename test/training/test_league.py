@@ -196,6 +196,9 @@ def test_league_starts_with_imported_players(tmp_path):
     assert float(table(run.folder / "metrics.csv")[-1]["league/players"]) == 3
     train(tmp_path / "folder", {**league, "start_with": [str(old / "players")], "slots": 8})
     assert len(players(tmp_path / "folder")) == 5
+    three = {"start_with": [*map(str, player_files(old)[:3])], "slots": 3, "snapshot_every": 128}
+    with pytest.raises(ConfigError, match="expected at least 4: 3 players .*, and 1 can be stored"):
+        train(tmp_path / "full", three)
 
 
 @pytest.mark.runs
@@ -240,6 +243,7 @@ def test_partners_take_seats_of_one_team(tmp_path):
         ({"opponents": "self", "snapshot_at": 0.5}, "but stored players are not played"),
         ({"start_with": ["random", "random"]}, "start_with has 'random' twice"),
         ({"slots": 100_000}, "expected from 1 to 1000"),
+        ({"exploiters": 3, "exploited": 0.5}, "slots is 3, expected at least 4: 0 .* 4 can be"),
         ({"exploiters": 1, "exploited": 0.0}, "league.exploited is 0 of 16 envs for 1 exploiters"),
         ({"exploiters": 1, "exploited": 1.0}, "change league.exploited"),
         ({"exploiters": 1, "opponents": "self"}, "use league.opponents=pfsp"),

@@ -286,15 +286,23 @@ class League(Part):
     def _import_players(self, when: Mapping[str, int]) -> None:
         sources = [given for given in self.settings.start_with if given not in self.guests]
         found = [(given, *own) for given in sources for own in find_players(given)]
-        if len(found) > self.settings.slots:
-            raise ConfigError(
-                f"league.start_with names {len(found)} players, expected at most league.slots, "
-                f"{self.settings.slots}; use league.slots={len(found)}."
-            )
+        self._check_slots(len(found))
         for slot, (given, name, networks) in enumerate(found):
             # A number makes the name unique: files of several runs may have equal names.
             row = {**when, "kind": "imported", "parent": given}
             self._fill_slot(slot, f"start{slot}_{name}", networks, row, frames=-1)
+
+    def _check_slots(self, n_imported: int) -> None:
+        """Refuses fewer slots than players that are never replaced, or stored at one time."""
+        settings = self.settings
+        stored_later = 0 if settings.snapshot_every is None else 1 + settings.exploiters
+        needed = n_imported + stored_later
+        if needed > settings.slots:
+            raise ConfigError(
+                f"league.slots is {settings.slots}, expected at least {needed}: "
+                f"{n_imported} players of league.start_with keep their slots, and {stored_later} "
+                f"can be stored at one time; use league.slots={needed}."
+            )
 
     def _store_player(
         self,
