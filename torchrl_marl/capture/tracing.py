@@ -207,6 +207,8 @@ _ANSWERS = {
     Tensor.item,
     Tensor.tolist,
 }
+# Numpy would compute with the values of this run, which a graph then repeats.
+_LEAVES_TORCH = {Tensor.numpy, Tensor.__array__, Tensor.__dlpack__}
 _FROM_PYTHON = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
 _DYNAMIC = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
@@ -291,7 +293,7 @@ def trace(function: Callable[..., Any], *inputs: Any) -> Trace:
 
     Raises:
         CaptureError: if the path depends on the inputs, or the function writes to a tensor that is
-            not an input and that it did not create.
+            not an input and that it did not create. It is also raised if the function catches it.
 
     Examples:
         >>> def double_positive(x):
@@ -308,6 +310,8 @@ def trace(function: Callable[..., Any], *inputs: Any) -> Trace:
     with watch:
         with _BranchTracer(watch) as branches:
             out = function(*pytree.tree_unflatten(flat, in_spec))
+        if watch.refusal is not None:
+            raise watch.refusal
         leaves, out_spec = pytree.tree_flatten(out)
         for x in leaves:
             branches.rows.refuse(x)
@@ -354,6 +358,7 @@ class _DependencyRecorder(GraphRecorder):
         # Memory allocated in the trace -> memory from outside that it was computed from.
         self._sources: dict[int, set[int]] = {}
         self.assumed: set[int] = set()
+        self.refusal: CaptureError | None = None  # the first one, which the function may catch
         self._values = ValueNumbers()
         for x in inputs:
             self._hold_memory(self._dependent, x)
@@ -392,6 +397,11 @@ class _DependencyRecorder(GraphRecorder):
         dependent = any(map(self.depends, read))
         if dependent and _is_dynamic(func, args):
             raise CaptureError(f"the size or value of {func} depends on the state, {where()}")
+        if any(isinstance(x, torch.Generator) for x in (*args, *kwargs.values())):
+            raise CaptureError(
+                f"random numbers of a torch.Generator are not captured, {where()}; use torch's "
+                "global generator"
+            )
         written = _written_tensors(func, args, kwargs)
         for x in written:
             if not self.made(x):
@@ -456,7 +466,14 @@ class _BranchTracer(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func in _ANSWERS:
+        try:
+            return self._answer(func, args, kwargs)
+        except CaptureError as refusal:
+            self._watch.refusal = self._watch.refusal or refusal
+            raise
+
+    def _answer(self, func, args, kwargs):
+        if func in _ANSWERS or func in _LEAVES_TORCH:
             return self._answer_test(func, args, kwargs)
         if func is Tensor.__getitem__:
             return self.rows.read(*args)

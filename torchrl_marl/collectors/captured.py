@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from torchrl_marl.errors import CaptureError, UserError
 from torchrl_marl.modules.exploration import RandomActor
 from torchrl_marl.simulator.captured import CapturedSimulator
 from torchrl_marl.simulator.packing import ResetPool, TensorDictLayout, begin_episodes
+from torchrl_marl.simulator.python_state import PythonState, watched
 from torchrl_marl.simulator.step_graphs import OuterTensors, refuse_many_structures
 from torchrl_marl.specs import TeamSpec
 
@@ -208,13 +210,17 @@ class CapturedRollout:
         key = (*policy_key, self.captured.signature())
         if key not in self._programs:
             refuse_many_structures([*{key[-1]: None for key in self._programs}, key[-1]])
-            outer = OuterTensors(self.captured.simulator, self.captured.packing.exclude)
-            program, nesting = _attempt(
-                lambda: self._capture_step(policy, exploration, state, now), "a trial step"
-            )
+            before = PythonState(policy, tensors=True) if _is_module(policy) else None
+            try:
+                program, nesting, outer = _attempt(
+                    lambda: self._capture_step(policy, exploration, state, now), "a trial step"
+                )
+            except CaptureError:
+                if before is not None:
+                    before.restore()
+                raise
             if policy_key != (fingerprint(policy), *self._transforms(), exploration):
                 raise CaptureError("the policy or a transform changes attributes when it is called")
-            outer.record_paths(program)
             loop = self._make_loop(program, len(state), len(now))
             # Capturing finds the tensors that determine the path; they change the signature.
             key = (*policy_key, self.captured.signature())
@@ -232,11 +238,13 @@ class CapturedRollout:
 
     def _capture_step(
         self, policy: Policy, exploration: ExplorationType, state: list[Tensor], now: list[Tensor]
-    ) -> tuple[Program, TensorDictLayout]:
+    ) -> tuple[Program, TensorDictLayout, OuterTensors]:
         found: list[TensorDictLayout] = []
         n_carry, nesting = len(now), self._carry_layout()
         now = [x.clone() for x in now]  # a policy may write to its inputs
         self._check_policy(policy, exploration, now)
+        # After the trial steps, which replace the simulator's tensors by copies.
+        outer = OuterTensors(self.captured.simulator, self.captured.packing.exclude)
 
         def step(*inputs: Tensor) -> Any:
             carry = nesting.build(inputs[:n_carry], self.env.batch_size)
@@ -258,17 +266,19 @@ class CapturedRollout:
             # Compiled graphs require inputs that have the same memory layout in every step.
             return [*(x.contiguous() for x in (*state, *after.values(), used)), *leaves]
 
-        program = self.captured.capture(
-            step,
-            *now,
-            self.pool.tensors["used"],
-            *self._pool_leaves(),
-            name=f"a step of {type(self._base).__name__} with its policy",
-            # The steps of a batch are one CUDA graph: see _make_loop.
-            execution="compile" if self._execution == "cudagraph" else self._execution,
-            finish=finish,
-        )
-        return program, found[0]
+        with watched(policy) if _is_module(policy) else contextlib.nullcontext():
+            program = self.captured.capture(
+                step,
+                *now,
+                self.pool.tensors["used"],
+                *self._pool_leaves(),
+                name=f"a step of {type(self._base).__name__} with its policy",
+                # The steps of a batch are one CUDA graph: see _make_loop.
+                execution="compile" if self._execution == "cudagraph" else self._execution,
+                finish=finish,
+            )
+        outer.record_paths(program)
+        return program, found[0], outer
 
     def _check_policy(
         self, policy: Policy, exploration: ExplorationType, now: list[Tensor]
@@ -321,6 +331,10 @@ class CapturedRollout:
         """
         for program, *_ in self._programs.values():
             program.raise_failed()
+
+
+def _is_module(policy: Policy) -> bool:
+    return isinstance(policy, nn.Module) and not isinstance(policy, EnvBase)
 
 
 def _attempt(call: Callable[[], Any], what: str) -> Any:

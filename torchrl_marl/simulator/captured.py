@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -26,11 +25,14 @@ from torchrl_marl.capture.tracing import Trace, trace
 from torchrl_marl.errors import CaptureError
 from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.simulator.packing import Packing, put_back
+from torchrl_marl.simulator.python_state import PythonState, random_states
 from torchrl_marl.simulator.settings import equal
 from torchrl_marl.simulator.state import (
     SCALARS,
     Path,
     SimulatorState,
+    as_constant,
+    is_replaceable,
     path_name,
     walk_simulator,
 )
@@ -97,6 +99,7 @@ class CapturedSimulator:
         walk = walk_simulator(self.simulator, self.simulator_state.exclude)
         versions = {path: (id(x), x._version) for path, x in walk.tensors.items()}
         held = list(walk.tensors.values())  # kept alive, so that the ids stay valid
+        python = PythonState(self.simulator, self.simulator_state.exclude)
         with self._random.unchanged():
             step()
         after = walk_simulator(self.simulator, self.simulator_state.exclude)
@@ -111,6 +114,7 @@ class CapturedSimulator:
             if path in walk.tensors and first[id(walk.tensors[path])] != then[id(x)]
         ]
         del held
+        python.restore()
         self.simulator_state.write(self.simulator, before)
         shared = [path for path in written if path not in batched]
         return Packing(self.simulator, self.simulator_state, shared, apart, written)
@@ -140,8 +144,16 @@ class CapturedSimulator:
         return repr(self._structure())
 
     def signature(self) -> str:
-        """Returns the structure and the values of :meth:`read_assumed`; a graph relies on both."""
-        return repr({**self._structure(), **self._values})
+        """Returns the structure, the values of :meth:`read_assumed`, and the functions in use.
+
+        A graph relies on all of them.
+        """
+        walk = walk_simulator(self.simulator, self.simulator_state.exclude)
+        others = [(path, x) for path, x in walk.slots() if is_replaceable(x)]
+        found: Structure = {
+            ("object", path_name(path)): [id(x)] for path, x in (*others, *walk.in_tuples.items())
+        }
+        return repr({**self._structure(), **self._values, **found})
 
     def read_assumed(self) -> None:
         """Reads the values of tensors that decided branches in a step; waits for the device.
@@ -166,11 +178,17 @@ class CapturedSimulator:
             if (f"{holder}.{key}" if holder else key) not in tensors
         }
         for path, value in walk.slots():
+            slot = path_name(path[:-1]), path[-1]
             if isinstance(value, np.ndarray) and value.size <= _LARGEST_ARRAY:
-                structure[path_name(path[:-1]), path[-1]] = [value.tolist()]
-        for name, value in vars(type(self.simulator)).items():
-            if type(value) in SCALARS and not name.startswith("__"):
-                structure.setdefault(("class", name), [value])
+                structure[slot] = [value.tolist()]
+            elif slot not in structure or isinstance(value, tuple):
+                constant = as_constant(value)
+                if constant is not None:
+                    structure[slot] = [constant]
+        for kind in reversed(type(self.simulator).__mro__):
+            for name, value in vars(kind).items():
+                if type(value) in SCALARS and not name.startswith("__"):
+                    structure["class", name] = [value]
         return structure
 
     # ------------------------------------------------------------------------------ graphs
@@ -203,16 +221,24 @@ class CapturedSimulator:
         walk = walk_simulator(self.simulator, self.simulator_state.exclude)
         structure, tensors = walk.structure(), dict(walk.tensors)
         before = self._structure()
+        python = PythonState(self.simulator, self.simulator_state.exclude)
         with self._random.unchanged():
-            drawn = _global_rng_states()
+            drawn = random_states()
             try:
                 yield
                 self._refuse_change(before, tensors)
-                if _global_rng_states() != drawn:
+                changed = python.changed()
+                if changed is not None:
+                    raise CaptureError(
+                        f"a step changes {changed}, which a graph does not carry; store it as a "
+                        "tensor with the envs in the first dim"
+                    )
+                if random_states() != drawn:
                     raise CaptureError(
                         "random numbers of numpy or Python are not captured; draw them from torch"
                     )
             finally:
+                python.restore()
                 after = walk_simulator(self.simulator, self.simulator_state.exclude)
                 after.restore_structure(structure)
                 put_back(self.simulator, tensors)
@@ -237,12 +263,14 @@ class CapturedSimulator:
     def trial(self) -> Iterator[None]:
         """Context for eager steps of the simulator; restores the simulator's state on exit."""
         saved = self.simulator_state.read(self.release())
+        python = PythonState(self.simulator, self.simulator_state.exclude)
         self.in_graph = True
         try:
             with self._random.unchanged():
                 yield
         finally:
             self.in_graph = False
+            python.restore()
             self.simulator_state.write(self.simulator, saved)
 
     def capture(
@@ -396,8 +424,3 @@ def _describe_difference(x: Tensor, y: Tensor) -> str:
 
 def _is_close(x: Tensor, y: Tensor) -> bool:
     return not x.is_floating_point() or torch.allclose(x, y, 1e-4, 1e-4, equal_nan=True)
-
-
-def _global_rng_states() -> tuple:
-    state: Any = np.random.get_state()
-    return state[1].tobytes(), *state[2:], random.getstate()

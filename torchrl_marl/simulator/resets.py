@@ -23,10 +23,12 @@ from torchrl_marl.simulator.settings import (
     written_by,
 )
 from torchrl_marl.simulator.state import (
+    SCALARS,
     Exclude,
     Path,
     SimulatorState,
     SimulatorWalk,
+    as_constant,
     child,
     path_name,
     set_child,
@@ -125,6 +127,7 @@ class RunningEnvs:
         walk = walk_simulator(simulator, self._exclude)
         self._tensors = walk.tensors
         self._structure = walk.structure()
+        self._others = _other_values(walk)
         self._versions = {id(x): x._version for x in walk.tensors.values()}
         self._copies = {
             id(x): x.detach().clone()
@@ -175,6 +178,13 @@ class RunningEnvs:
                     f"a reset writes {name}, {list(old.shape)} before and {list(x.shape)} after; "
                     f"expected a tensor with the {self._n_envs} envs in the first dim."
                 )
+        others = _other_values(walk)
+        for name in sorted({*self._others, *others}):
+            if self._others.get(name) != others.get(name):
+                raise SimulatorStateError(
+                    f"a reset changes {name} for all envs at once; store it as a tensor with the "
+                    f"{self._n_envs} envs in the first dim, in an attribute, list or dict."
+                )
         tensors = {path_name(path) for path in (*self._tensors, *walk.tensors)}
         after = walk.structure()
         for holder, slots in self._structure.items():
@@ -190,6 +200,15 @@ class RunningEnvs:
             f"a reset changes {name} from {before!r} to {now!r} for all envs at once; "
             f"store it as a tensor with the {self._n_envs} envs in the first dim."
         )
+
+
+def _other_values(walk: SimulatorWalk) -> dict[str, Any]:
+    """Returns the tensors in tuples, and the constants that a structure does not contain."""
+    found: dict[str, Any] = {path_name(p): (id(x), x._version) for p, x in walk.in_tuples.items()}
+    for path, value in walk.slots():
+        if not isinstance(value, SCALARS) and (constant := as_constant(value)) is not None:
+            found[path_name(path)] = constant
+    return found
 
 
 class UndoWrites:

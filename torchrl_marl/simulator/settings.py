@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
@@ -13,11 +15,12 @@ from torch import Tensor
 from torchrl_marl.errors import SimulatorStateError
 from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.simulator.state import (
-    SCALARS,
     Exclude,
     Path,
     SimulatorWalk,
+    as_constant,
     child,
+    is_replaceable,
     is_writable,
     path_name,
     set_child,
@@ -35,10 +38,11 @@ __all__ = [
 ]
 
 _MISSING = object()
+_MUTABLE = (set, np.ndarray)
 
 
 class Settings:
-    """Record of a simulator's settings (numbers and tensors), which detects later changes.
+    """Record of a simulator's settings (constants and tensors), which detects later changes.
 
     Args:
         simulator: simulator whose settings may change later.
@@ -62,21 +66,20 @@ class Settings:
     def __init__(self, simulator: Any, exclude: Exclude = (), moving: Iterable[Path] = ()) -> None:
         self._exclude, moving_paths = frozenset(exclude), frozenset(moving)
         walk = walk_simulator(simulator, self._exclude)
-        self._tensors: list[tuple[Any, str, Tensor, int, Tensor]] = []
-        self._numbers: list[tuple[Any, str, Any]] = []
+        self._simulator = simulator
+        self._tensors: list[tuple[Path, Tensor, int, Tensor]] = []
+        self._constants: list[tuple[Path, Any, str | None]] = []
         # An object may override attributes of its class.
         self._known = [
             (p, x, set(vars(x))) for p, x in walk.objects.items() if hasattr(x, "__dict__")
         ]
         for path, value in walk.slots():
-            holder = walk.objects[path[:-1]]
             if path in moving_paths:
                 continue
             if isinstance(value, Tensor):
-                saved = value.detach().clone()
-                self._tensors.append((holder, path[-1], value, value._version, saved))
-            elif isinstance(value, SCALARS):
-                self._numbers.append((holder, path[-1], value))
+                self._tensors.append((path, value, value._version, value.detach().clone()))
+            elif (constant := as_constant(value)) is not None or is_replaceable(value):
+                self._constants.append((path, value, constant))
 
     def changed(self) -> bool:
         """Returns whether any setting has changed; reads only tensors that were written since."""
@@ -84,18 +87,29 @@ class Settings:
             new = vars(holder).keys() - known if len(vars(holder)) > len(known) else ()
             if any(not {key, (*path, key)} & self._exclude for key in new):
                 return True
-        for holder, key, value in self._numbers:
-            current = _get_child(holder, key)
-            if current is not value and (type(current) is not type(value) or current != value):
-                return True
-        for i, (holder, key, x, version, saved) in enumerate(self._tensors):
-            current = _get_child(holder, key)
+        holders: dict[Path, Any] = {(): self._simulator}
+        for path, value, constant in self._constants:
+            current = _find(holders, path)
+            if current is not value or isinstance(value, _MUTABLE):
+                other = type(current) is not type(value) or as_constant(current) != constant
+                if other or constant is None:
+                    return True
+        for i, (path, x, version, saved) in enumerate(self._tensors):
+            current = _find(holders, path)
             if current is x and x._version == version:
                 continue
             if not isinstance(current, Tensor) or not equal(current, saved):
                 return True
-            self._tensors[i] = holder, key, current, current._version, saved
+            self._tensors[i] = path, current, current._version, saved
         return False
+
+
+def _find(holders: dict[Path, Any], path: Path) -> Any:
+    """Returns the value at a path; keeps the objects on the way, by path, in ``holders``."""
+    if path not in holders:
+        holder = _find(holders, path[:-1])
+        holders[path] = _MISSING if holder is _MISSING else _get_child(holder, path[-1])
+    return holders[path]
 
 
 def written_by(simulator: Any, exclude: Exclude, call: Callable[[], Any]) -> set[Path]:
@@ -117,8 +131,9 @@ def _non_tensor_slots(walk: SimulatorWalk) -> dict[Path, Any]:
     """Returns a dict for slots without a tensor: slot -> number, or name of the object in it."""
     others: dict[Path, Any] = {}
     for path, value in walk.slots():
-        if isinstance(value, SCALARS):
-            others[path] = [value]
+        constant = as_constant(value)
+        if constant is not None:
+            others[path] = [constant]
         elif id(value) in walk.path_of:
             others[path] = path_name(walk.path_of[id(value)])
     return others
@@ -314,17 +329,43 @@ class _SettingsCopy:
 
     def copy_slots(self, moving: frozenset[Path]) -> None:
         """Copies all values that the twin has, too, except tensors that steps write."""
-        wanted = self.leader.structure()
+        self._copy_collections()
+        wanted, values = self.leader.structure(), dict(self.leader.slots())
         objects = {path_name(path): x for path, x in self.twin.objects.items()}
         for path, value in list(self.twin.slots()):
             new = wanted.get(path_name(path[:-1]), {}).get(path[-1])
             if path in self.leader.tensors and path not in moving:
                 self._copy_tensor(path, value)
-            elif isinstance(new, list):
-                if not _scales_with_envs(value, new[0], self.sizes):
-                    set_child(self.twin.objects[path[:-1]], path[-1], new[0])
+            elif path not in values:
+                continue
+            elif as_constant(values[path]) is not None:
+                self._copy_constant(path, value, values[path])
+            elif is_replaceable(values[path]) and not _is_bound(values[path]):
+                set_child(self.twin.objects[path[:-1]], path[-1], values[path])
             elif new is not None and id(value) in self.twin.path_of:
                 set_child(self.twin.objects[path[:-1]], path[-1], objects.get(new, value))
+
+    def _copy_collections(self) -> None:
+        """Gives the twin's collections of constants the length of the leader's."""
+        for path, x in self.leader.objects.items():
+            own: Any = self.twin.objects.get(path)
+            if type(own) is not type(x) or not isinstance(x, (list, dict)) or len(own) == len(x):
+                continue
+            entries = [y for z in (own, x) for y in (z.values() if isinstance(z, dict) else z)]
+            if all(as_constant(entry) is not None for entry in entries):
+                own.clear()
+                own.extend(x) if isinstance(x, list) else own.update(x)
+                self.twin = walk_simulator(self.twin.objects[()], self.twin.exclude)
+
+    def _copy_constant(self, path: Path, value: Any, x: Any) -> None:
+        of_envs = isinstance(x, np.ndarray) and x.shape[:1] == (self.sizes[1],)
+        if of_envs and np.shape(value)[:1] == (self.sizes[0],):
+            return
+        if type(value) is type(x) and as_constant(value) == as_constant(x):
+            return
+        if not _scales_with_envs(value, x, self.sizes):
+            new = copy.copy(x) if isinstance(x, _MUTABLE) else x
+            set_child(self.twin.objects[path[:-1]], path[-1], new)
 
     def _copy_tensor(self, path: Path, value: Any) -> None:
         x, per_env = self.leader.tensors[path], path in self.of_envs
@@ -347,8 +388,8 @@ class _SettingsCopy:
                 slot = (*path, key)
                 if key in own or not self.leader.enters(slot) or slot in self.of_envs:
                     continue
-                if isinstance(x, SCALARS):
-                    own[key] = x
+                if as_constant(x) is not None:
+                    own[key] = copy.copy(x) if isinstance(x, _MUTABLE) else x
                 elif not isinstance(x, Tensor) or not hasattr(type(holder), key):
                     continue
                 elif not self._may_hold_envs(slot, x, None):
@@ -373,8 +414,18 @@ def _equal_tensors(x: Any, y: Tensor) -> bool:
     return isinstance(x, Tensor) and x.dtype == y.dtype and torch.equal(x, y)
 
 
+def _is_bound(x: Any) -> bool:
+    """Returns whether a function may hold objects of its simulator."""
+    return not isinstance(x, types.FunctionType) or x.__closure__ is not None
+
+
 def _scales_with_envs(value: Any, other: Any, sizes: tuple[int, int]) -> bool:
-    return type(value) is type(other) is int and value * sizes[1] == other * sizes[0]
+    if type(value) is not type(other):
+        return False
+    if isinstance(value, tuple):
+        return any(_scales_with_envs(*pair, sizes) for pair in zip(value, other))
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    return whole and value != other and value * sizes[1] == other * sizes[0]
 
 
 def shared_tables(

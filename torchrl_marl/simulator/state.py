@@ -8,7 +8,10 @@ reached from the object; each is batched over E envs or shared by all envs. The 
 from __future__ import annotations
 
 import ast
+import datetime
+import hashlib
 import json
+import pathlib
 import random
 import types
 import weakref
@@ -16,6 +19,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from enum import Enum
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -26,6 +30,7 @@ from torchrl_marl.errors import SimulatorStateError
 
 __all__ = [
     "SimulatorState",
+    "attributes",
     "read_tensors",
     "slots_of_envs",
     "write_tensors",
@@ -49,10 +54,25 @@ _OPAQUE = (
     np.random.Generator,
     random.Random,
     Enum,
+    pathlib.PurePath,
     weakref.ref,
 )
 _COLLECTIONS = (dict, list, tuple, deque)
 SCALARS = (int, float, bool, str, type(None))
+_CONSTANTS = (
+    *SCALARS,
+    np.generic,
+    Enum,
+    complex,
+    bytes,
+    range,
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    pathlib.PurePath,
+    torch.dtype,
+)
+RANDOM_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
 
 class SimulatorState:
@@ -190,6 +210,7 @@ class SimulatorWalk:
         self.tensors: dict[Path, Tensor] = {}
         self.objects: dict[Path, Any] = {}
         self.path_of: dict[int, Path] = {}
+        self.in_tuples: dict[Path, Tensor] = {}
         self.in_ring_buffer: set[Path] = set()
 
     def first_slots(self) -> dict[int, Path]:
@@ -233,7 +254,7 @@ class SimulatorWalk:
             holder, key = self.objects[path[:-1]], path[-1]
             saved = structure.get(path_name(path[:-1]), {}).get(key)
             if saved is None and path in self.tensors:
-                _delete_child(holder, key)
+                delete_child(holder, key)
             elif isinstance(saved, list):
                 if type(value) is not type(saved[0]) or value != saved[0]:
                     set_child(holder, key, saved[0])
@@ -319,8 +340,8 @@ def walk_simulator(root: Any, exclude: Exclude = ()) -> SimulatorWalk:
             if not walk.enters(slot):
                 continue
             if isinstance(value, Tensor):
-                if not isinstance(holder, tuple):
-                    walk.tensors[slot] = value
+                found = walk.in_tuples if isinstance(holder, tuple) else walk.tensors
+                found[slot] = value
                 if isinstance(holder, deque):
                     walk.in_ring_buffer.add(slot)
             elif isinstance(value, _COLLECTIONS) or isinstance(holder, _COLLECTIONS):
@@ -335,7 +356,37 @@ def walk_simulator(root: Any, exclude: Exclude = ()) -> SimulatorWalk:
 def _is_container(value: Any) -> bool:
     if isinstance(value, _COLLECTIONS):
         return True
-    return hasattr(value, "__dict__") and not isinstance(value, _OPAQUE)
+    if isinstance(value, _OPAQUE):
+        return False
+    return hasattr(value, "__dict__") or bool(_slots_of(type(value)))
+
+
+# Weak, since a process may make many classes.
+_known_slots: WeakKeyDictionary[type, tuple[str, ...]] = WeakKeyDictionary()
+
+
+def _slots_of(kind: type) -> tuple[str, ...]:
+    """Returns the attributes that classes declare in ``__slots__``, such as data classes."""
+    if kind not in _known_slots:
+        names = [name for parent in kind.__mro__ for name in _own_slots(parent)]
+        _known_slots[kind] = tuple(x for x in names if x not in ("__dict__", "__weakref__"))
+    return _known_slots[kind]
+
+
+def _own_slots(kind: type) -> list[str]:
+    found = vars(kind).get("__slots__", ())
+    own = [found] if isinstance(found, str) else list(found)
+    hidden = f"_{kind.__name__.lstrip('_')}"
+    return [f"{hidden}{x}" if x.startswith("__") and not x.endswith("__") else x for x in own]
+
+
+def attributes(holder: Any) -> dict[str, Any]:
+    """Returns the attributes of an object, also those in ``__slots__``."""
+    names = _slots_of(type(holder))
+    own = getattr(holder, "__dict__", {})
+    if not names:
+        return own
+    return {**own, **{name: getattr(holder, name) for name in names if hasattr(holder, name)}}
 
 
 def _children(holder: Any) -> list[tuple[str, Any]]:
@@ -343,7 +394,7 @@ def _children(holder: Any) -> list[tuple[str, Any]]:
         return [(_key_name(i, key), value) for i, (key, value) in enumerate(holder.items())]
     if isinstance(holder, _COLLECTIONS):
         return [(str(i), value) for i, value in enumerate(holder)]
-    return list(vars(holder).items())
+    return list(attributes(holder).items())
 
 
 def child(holder: Any, key: str) -> Any:
@@ -351,7 +402,7 @@ def child(holder: Any, key: str) -> Any:
         return holder[_parse_key(holder, key)]
     if isinstance(holder, _COLLECTIONS):
         return holder[int(key)]
-    return vars(holder)[key]
+    return attributes(holder)[key]
 
 
 def set_child(holder: Any, key: str, value: Any) -> None:
@@ -359,13 +410,17 @@ def set_child(holder: Any, key: str, value: Any) -> None:
         holder[_parse_key(holder, key)] = value
     elif isinstance(holder, (list, deque)):
         holder[int(key)] = value
+    elif key in _slots_of(type(holder)):
+        object.__setattr__(holder, key, value)  # also of a frozen data class
     else:
         vars(holder)[key] = value
 
 
-def _delete_child(holder: Any, key: str) -> None:
+def delete_child(holder: Any, key: str) -> None:
     if isinstance(holder, dict):
         del holder[_parse_key(holder, key)]
+    elif key in _slots_of(type(holder)):
+        object.__delattr__(holder, key)
     elif not isinstance(holder, _COLLECTIONS):
         del vars(holder)[key]
 
@@ -384,6 +439,30 @@ def _parse_key(holder: dict, name: str) -> Any:
     if name in holder or name[:1] not in ("#", "@"):
         return name
     return ast.literal_eval(name[1:]) if name[0] == "#" else list(holder)[int(name[1:])]
+
+
+def as_constant(x: Any) -> str | None:
+    """Returns a constant of Python or numpy as text; None for other values.
+
+    Examples:
+        >>> as_constant(3), as_constant({2, 1}), as_constant((1, None)), as_constant([1])
+        ('3', "['1', '2']", '(1, None)', None)
+    """
+    if isinstance(x, (set, frozenset)):
+        return repr(sorted(map(repr, x)))
+    if isinstance(x, tuple):
+        return repr(x) if all(isinstance(part, SCALARS) for part in x) else None
+    if isinstance(x, np.ndarray) and x.dtype != object:
+        digest = hashlib.sha1(x.tobytes(), usedforsecurity=False).hexdigest()
+        return f"{x.dtype} {x.shape} {digest}"
+    return repr(x) if isinstance(x, _CONSTANTS) else None
+
+
+def is_replaceable(x: Any) -> bool:
+    """Returns whether a value is a function or another object that is used, but not entered."""
+    if isinstance(x, (Tensor, *RANDOM_GENERATORS)) or as_constant(x) is not None:
+        return False
+    return not _is_container(x)
 
 
 def path_name(path: Path) -> str:
