@@ -183,6 +183,7 @@ def compile_trace(
         return Program(traced, traced.module, traced.seconds, 0)
     from torchrl_marl.capture.folding import fold_constants
 
+    _refuse_hidden_writes(traced)
     fold_constants(traced.module)
     began = time.perf_counter()
     leaves = [*pytree.tree_leaves(inputs), *traced.captured]
@@ -196,6 +197,19 @@ def compile_trace(
         run = CudaGraph(run, mutated=written, name=name)
     seconds = traced.seconds + time.perf_counter() - began
     return Program(traced, run, seconds, n_kernels)
+
+
+def _refuse_hidden_writes(traced: Trace) -> None:
+    """Refuses batch normalization whose statistics compiled code would not update."""
+    for node in traced.module.graph.nodes:
+        if node.target is not torch.ops.aten.native_batch_norm.default:
+            continue
+        statistics, training = node.args[3], node.args[5]
+        if training and statistics is not None:
+            raise CaptureError(
+                "compiled code does not update the statistics of batch normalization; use another "
+                "normalization, or execution=trace"
+            )
 
 
 def _written_on_replay(traced: Trace, leaves: Sequence[Tensor], name: str) -> set[int]:

@@ -6,16 +6,19 @@ Shapes: U updates, G groups of a loss.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 from torch.distributions import Distribution
+from torch.utils._python_dispatch import _disable_current_modes
 
 from torchrl_marl.capture import Program, capture
+from torchrl_marl.errors import CaptureError
 from torchrl_marl.learners.adam import moments_of, move, start_adam
 from torchrl_marl.learners.block import must_be_finite
 from torchrl_marl.learners.updates import (
@@ -23,7 +26,9 @@ from torchrl_marl.learners.updates import (
     Updates,
     minibatch_keys,
 )
+from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.runtime.ranks import current
+from torchrl_marl.simulator.python_state import PythonState, watched
 
 if TYPE_CHECKING:
     from torchrl_marl.learners.adam import Adam
@@ -35,6 +40,7 @@ __all__ = [
     "random_state",
     "set_random_state",
     "unchanged",
+    "warn_of_refusal",
 ]
 
 
@@ -81,6 +87,13 @@ def set_random_state(device: torch.device, state: Tensor) -> None:
         torch.cuda.set_rng_state(state, device)
     else:
         torch.set_rng_state(state)
+
+
+def warn_of_refusal(refusal: CaptureError) -> None:
+    """Warns that updates run eagerly, and why."""
+    warnings.warn(
+        f"updates run eagerly, since the networks cannot be captured: {refusal}", stacklevel=4
+    )
 
 
 def make_updates(*args: Any, execution: str = "eager", **kwargs: Any) -> Updates:
@@ -138,6 +151,13 @@ class CapturedUpdates(Updates):
             dict, bool: metrics of all updates that counted, (name, metric) -> ``[U]`` or
             ``[U, G]``, and whether losses and gradients are finite.
         """
+        epochs = iter(epochs)
+        if self.execution != "eager" and not self.programs:
+            drawn = next(epochs)
+            self._try_to_capture(frames, next(iter(drawn)))
+            epochs = chain([drawn], epochs)
+        if self.execution == "eager":
+            return super().run(frames, epochs)
         stop = self.stop
         # In a fixed order, which does not depend on the order of a batch's entries.
         needed = minibatch_keys(self.objectives.values())
@@ -172,6 +192,25 @@ class CapturedUpdates(Updates):
             {key: x.squeeze(1) if x.shape[1] == 1 else x for key, x in metrics.items()},
             finite,
         )
+
+    def _try_to_capture(self, frames: TensorDictBase, indices: Tensor) -> None:
+        """Captures an update before the first one; updates run eagerly if that is not possible."""
+        needed = minibatch_keys(self.objectives.values())
+        keys = [key for key in needed if frames.get(key, None) is not None]
+        values = self._copy_to_fixed_memory([cast(Tensor, frames.get(key)) for key in keys])
+        before: PythonState | None = None
+        random = RandomState.of_process()
+        try:
+            before = PythonState(self.objectives, tensors=True)
+            if not self.optimizer.state:
+                self._start_optimizer(_minibatch(keys, values, indices))
+            self._program(keys, [indices, *values, *self._graph_inputs()])
+        except CaptureError as refusal:
+            if before is not None:
+                before.restore()
+            random.install()
+            self.execution = "eager"
+            warn_of_refusal(refusal)
 
     def _record_random_states(
         self, epochs: Iterable[Iterable[Tensor]], states: list[Tensor]
@@ -230,8 +269,10 @@ class CapturedUpdates(Updates):
             # Networks, clips and optimizer hold the other inputs.
             return self._take_step(_minibatch(keys, inputs[1 : 1 + len(keys)], inputs[0]))
 
+        with unchanged(self.device, self._buffers()):  # networks may fill caches in the first call
+            self.evaluate(_minibatch(keys, leaves[1 : 1 + len(keys)], leaves[0]))
         name = f"the update of {', '.join(self.objectives)} on {n_frames:,} frames"
-        with unchanged(self.device, leaves[1 + len(keys) :]):
+        with unchanged(self.device, leaves[1 + len(keys) :]), watched(self.objectives):
             self.programs[shape] = capture(update, *leaves, name=name, execution=self.execution)
         self._columns_of[shape] = self._columns
         return self.programs[shape]
@@ -260,8 +301,15 @@ class CapturedUpdates(Updates):
 
     def _take_step(self, minibatch: TensorDictBase) -> Tensor:
         """Takes one step of the optimizer; returns a row of metrics, the KL divergences first."""
+        buffers = [] if self.stop.limit is None else self._buffers()
+        before = [(x, x.clone()) for x in buffers]
         gradients, metrics = self._gradients(minibatch)
         with torch.no_grad():
+            for x, old in before:
+                with _disable_current_modes():
+                    written = not torch.equal(x, old)
+                if written:  # such as the statistics of batch normalization
+                    x.copy_(torch.where(self.stop.all > 0, old, x))
             for name, clip in self.clips.items():
                 of_clip = [gradients.get(parameter) for parameter in clip.parameters]
                 metrics[name, "grad_norm"] = clip.scale(of_clip)
@@ -324,11 +372,13 @@ class CapturedUpdates(Updates):
         moments = [
             x for own in moments_of(self.optimizer, self._parameters_with_state) for x in own
         ]
-        buffers = [buffer for loss in self.objectives.values() for buffer in loss.buffers()]
-        found = [*everything, *moments, *buffers, *self.state, self._lr, *self.stop.tensors]
+        found = [*everything, *moments, *self._buffers(), *self.state, self._lr, *self.stop.tensors]
         if self.members is not None:
             found += [cast("Adam", self.optimizer).rates, *self.members.tensors]
         return list({id(x): x for x in found}.values())
+
+    def _buffers(self) -> list[Tensor]:
+        return [buffer for loss in self.objectives.values() for buffer in loss.buffers()]
 
     @property
     def _parameters_with_state(self) -> list[Tensor]:
@@ -339,7 +389,7 @@ class CapturedUpdates(Updates):
     def _start_optimizer(self, minibatch: TensorDictBase) -> None:
         """Creates Adam's state for each parameter that has a gradient."""
         parameters = [p for p in self.optimizer.param_groups[0]["params"] if p.requires_grad]
-        with unchanged(self.device, []):
+        with unchanged(self.device, self._buffers()):
             total = self.evaluate(minibatch)[0]
             gradients = torch.autograd.grad(total, parameters, allow_unused=True)
         start_adam(self.optimizer, [p for p, g in zip(parameters, gradients) if g is not None])

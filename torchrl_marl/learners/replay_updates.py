@@ -15,13 +15,15 @@ from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
 from torchrl_marl.capture import capture
+from torchrl_marl.errors import CaptureError
 from torchrl_marl.functional import soft_update_
 from torchrl_marl.learners.adam import Adam, start_adam
-from torchrl_marl.learners.captured import Programs, unchanged
+from torchrl_marl.learners.captured import Programs, unchanged, warn_of_refusal
 from torchrl_marl.learners.clipping import GradientClip
 from torchrl_marl.learners.replay import TeamReplay
 from torchrl_marl.learners.windows import drop_burn_in
 from torchrl_marl.objectives.off_policy import OffPolicyLoss
+from torchrl_marl.simulator.python_state import watched
 
 if TYPE_CHECKING:
     from torchrl_marl.learners.members import Members
@@ -140,13 +142,18 @@ class ReplayUpdates:
         leaves = [rows.clone(), *{id(x): x for x in [*written, *replay.tensors]}.values()]
         if n_steps not in self.programs:
             what = sorted(name for step in self.steps[:n_steps] for name in step.optimizers)
-            with unchanged(self.device, written):
-                self.programs[n_steps] = capture(
-                    lambda own, *held: self._run_update(replay, own, n_steps),
-                    *leaves,
-                    name=f"the update of the {' and '.join(what)} of {', '.join(self.losses)}",
-                    execution=self.execution,  # type: ignore[arg-type]
-                )
+            try:
+                with unchanged(self.device, written), watched(self.losses):
+                    self.programs[n_steps] = capture(
+                        lambda own, *held: self._run_update(replay, own, n_steps),
+                        *leaves,
+                        name=f"the update of the {' and '.join(what)} of {', '.join(self.losses)}",
+                        execution=self.execution,  # type: ignore[arg-type]
+                    )
+            except CaptureError as refusal:
+                self.execution = "eager"
+                warn_of_refusal(refusal)
+                return self._run_update(replay, rows, n_steps)
         return self.programs[n_steps].flat(leaves)[0]
 
     def _tensors_in_use(self, replay: TeamReplay) -> list[Tensor]:
