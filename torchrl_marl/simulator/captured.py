@@ -31,6 +31,7 @@ from torchrl_marl.simulator.state import (
     SCALARS,
     Path,
     SimulatorState,
+    SimulatorWalk,
     as_constant,
     is_replaceable,
     path_name,
@@ -96,13 +97,13 @@ class CapturedSimulator:
     def _find_packing(self, step: Callable[[], Any]) -> Packing:
         """Runs a trial step, to find the tensors that a step writes; returns their packing."""
         before = self.simulator_state.read(self.simulator)
-        walk = walk_simulator(self.simulator, self.simulator_state.exclude)
+        walk = self._walk()
         versions = {path: (id(x), x._version) for path, x in walk.tensors.items()}
         held = list(walk.tensors.values())  # kept alive, so that the ids stay valid
         python = PythonState(self.simulator, self.simulator_state.exclude)
         with self._random.unchanged():
             step()
-        after = walk_simulator(self.simulator, self.simulator_state.exclude)
+        after = self._walk()
         written = [
             path for path, x in after.tensors.items() if versions.get(path) != (id(x), x._version)
         ]
@@ -141,19 +142,26 @@ class CapturedSimulator:
 
     def structure(self) -> str:
         """Returns the simulator's numbers and references, but not its tensors, as text."""
-        return repr(self._structure())
+        return repr(self._structure(self._walk()))
 
     def signature(self) -> str:
         """Returns the structure, the values of :meth:`read_assumed`, and the functions in use.
 
         A graph relies on all of them.
         """
-        walk = walk_simulator(self.simulator, self.simulator_state.exclude)
-        others = [(path, x) for path, x in walk.slots() if is_replaceable(x)]
+        walk = self._walk()
+        others = [
+            (path, x)
+            for path, x in walk.slots()
+            if type(x) not in SCALARS and id(x) not in walk.path_of and is_replaceable(x)
+        ]
         found: Structure = {
             ("object", path_name(path)): [id(x)] for path, x in (*others, *walk.in_tuples.items())
         }
-        return repr({**self._structure(), **self._values, **found})
+        return repr({**self._structure(walk), **self._values, **found})
+
+    def _walk(self) -> SimulatorWalk:
+        return walk_simulator(self.simulator, self.simulator_state.exclude)
 
     def read_assumed(self) -> None:
         """Reads the values of tensors that decided branches in a step; waits for the device.
@@ -161,15 +169,14 @@ class CapturedSimulator:
         An example is a tensor with the gravity, if the simulator compares the gravity with zero.
         """
         if self._assumed:
-            tensors = walk_simulator(self.simulator, self.simulator_state.exclude).tensors
+            tensors = self._walk().tensors
             self._values = {
                 ("value", path_name(path)): [tensors[path].tolist()]
                 for path in sorted(self._assumed)
                 if path in tensors
             }
 
-    def _structure(self) -> Structure:
-        walk = walk_simulator(self.simulator, self.simulator_state.exclude)
+    def _structure(self, walk: SimulatorWalk) -> Structure:
         tensors = {path_name(path) for path in walk.tensors}
         structure = {
             (holder, key): value
@@ -178,6 +185,8 @@ class CapturedSimulator:
             if (f"{holder}.{key}" if holder else key) not in tensors
         }
         for path, value in walk.slots():
+            if type(value) in SCALARS or isinstance(value, Tensor):
+                continue
             slot = path_name(path[:-1]), path[-1]
             if isinstance(value, np.ndarray) and value.size <= _LARGEST_ARRAY:
                 structure[slot] = [value.tolist()]
@@ -218,9 +227,9 @@ class CapturedSimulator:
             CaptureError: if the step writes anything that is not part of the state.
         """
         self.release()
-        walk = walk_simulator(self.simulator, self.simulator_state.exclude)
+        walk = self._walk()
         structure, tensors = walk.structure(), dict(walk.tensors)
-        before = self._structure()
+        before = self._structure(walk)
         python = PythonState(self.simulator, self.simulator_state.exclude)
         with self._random.unchanged():
             drawn = random_states()
@@ -239,12 +248,12 @@ class CapturedSimulator:
                     )
             finally:
                 python.restore()
-                after = walk_simulator(self.simulator, self.simulator_state.exclude)
+                after = self._walk()
                 after.restore_structure(structure)
                 put_back(self.simulator, tensors)
 
     def _refuse_change(self, before: Structure, tensors: dict[Path, Tensor]) -> None:
-        after = self._structure()
+        after = self._structure(self._walk())
         for slot in sorted({*before, *after}):
             if before.get(slot) != after.get(slot):
                 old, new = (
@@ -254,7 +263,7 @@ class CapturedSimulator:
                     f"a step changes {'.'.join(filter(None, slot))} from {old!r} to {new!r}; "
                     "store it as a tensor with the envs in the first dim"
                 )
-        now = walk_simulator(self.simulator, self.simulator_state.exclude).tensors
+        now = self._walk().tensors
         for path in sorted({*now, *tensors} - self.packing.paths):
             if now.get(path) is not tensors.get(path):
                 raise CaptureError(f"a step writes {path_name(path)}, which the trial step did not")
@@ -305,7 +314,7 @@ class CapturedSimulator:
         state = self.state
         with self.recording():
             traced = trace(self._make_functional(function, finish), state, *inputs)
-            walk = walk_simulator(self.simulator, self.simulator_state.exclude)
+            walk = self._walk()
             for path, x in walk.tensors.items():
                 if x.untyped_storage()._cdata in traced.assumed:
                     self._assumed.add(path)

@@ -356,7 +356,7 @@ def walk_simulator(root: Any, exclude: Exclude = ()) -> SimulatorWalk:
 def _is_container(value: Any) -> bool:
     if isinstance(value, _COLLECTIONS):
         return True
-    if isinstance(value, _OPAQUE):
+    if type(value) in SCALARS or isinstance(value, _OPAQUE):  # most values are scalars
         return False
     return hasattr(value, "__dict__") or bool(_slots_of(type(value)))
 
