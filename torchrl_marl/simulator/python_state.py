@@ -17,6 +17,7 @@ import torch
 from torchrl_marl.errors import CaptureError
 from torchrl_marl.simulator.state import (
     Exclude,
+    Path,
     SimulatorWalk,
     as_constant,
     attributes,
@@ -44,13 +45,14 @@ class PythonState:
     """Record of what an object holds, apart from the values of its tensors.
 
     The record includes collections, arrays, random generators, variables of functions, and the
-    attributes of the classes and modules of the object's code.
+    attributes of the classes and modules of the object's code. For networks it leaves out the
+    caches of this package's modules, whose content a graph may repeat.
 
     Args:
         root: the object, such as a simulator or a network.
         exclude (iterable of str or Path): attributes to skip.
-        tensors (bool): True if a tensor or an object has changed if another one replaces it, and if
-            the values of tensors are restored, too.
+        tensors (bool): True for networks: a tensor or an object has changed if another one replaces
+            it, and the values of tensors are restored, too.
 
     Raises:
         CaptureError: if an attribute of a simulator is an iterator, whose state cannot be read.
@@ -76,7 +78,7 @@ class PythonState:
             _refuse_iterators(self._walk)
         self._spaces = [*_namespaces(self._walk)]
         self._marks = self._read_marks(self._walk)
-        holders = self._walk.objects.items()
+        holders = [(p, x) for p, x in self._walk.objects.items() if self._records(self._walk, p)]
         self._variables = [(s, name, x) for s in self._spaces for name, x in _variables(s)]
         collections = [((), x) for *_, x in self._variables if isinstance(x, _COLLECTIONS)]
         self._holders = [(path, x, _entries(x)) for path, x in (*holders, *collections)]
@@ -87,12 +89,22 @@ class PythonState:
         self._values = [(x, x._version, x.detach().clone()) for x in held.values()]
 
     def _read_marks(self, walk: SimulatorWalk) -> dict[str, Any]:
-        marks = {path_name(path): _mark(x, self._replaced) for path, x in walk.slots()}
-        marks |= {path_name(path): (id(x), x._version) for path, x in walk.in_tuples.items()}
+        slots = [(path, x) for path, x in walk.slots() if self._records(walk, path[:-1])]
+        marks = {path_name(path): _mark(x, self._replaced) for path, x in slots}
+        in_tuples = [(p, x) for p, x in walk.in_tuples.items() if self._records(walk, p[:-1])]
+        marks |= {path_name(path): (id(x), x._version) for path, x in in_tuples}
         for space in self._spaces:
             name = getattr(space, "__qualname__", space.__name__)
             marks |= {f"{name}.{key}": _variable_mark(x) for key, x in _variables(space)}
         return {name: mark for name, mark in marks.items() if mark is not None}
+
+    def _records(self, walk: SimulatorWalk, path: Path) -> bool:
+        """Returns whether the content of the object or collection at a path is recorded."""
+        if not self._replaced:
+            return True
+        while path and isinstance(walk.objects[path], (*_COLLECTIONS, tuple)):
+            path = path[:-1]
+        return type(walk.objects[path]).__module__.partition(".")[0] != "torchrl_marl"
 
     def changed(self) -> str | None:
         """Returns the name of a value that has changed, or None."""
