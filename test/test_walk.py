@@ -24,10 +24,10 @@ BUDGETS = {  # the current numbers; comments have the requested ones
     "files that an iteration of QMIX that learns enters": 41,
     "files that an iteration of a league enters": 46,  # 46
     "files that MAPPO's learn enters": 15,
-    "lines of code in the files that MAPPO's learn enters": 3175,  # 2,900; KL, names, TeamGAE: 161
+    "lines of code in the files that MAPPO's learn enters": 3177,  # 2,900; KL, names, TeamGAE: 161
     "modules that an eager run loads": 187,  # 200
     "files of Python": 405,  # 330; MuJoCo took eight, mjlab nine, domain randomization four
-    "lines of code": 60082,  # 41,500; mjlab: 615, smaller graphs: 1,000, longer names: 1,100
+    "lines of code": 60099,  # 41,500; mjlab: 615, smaller graphs: 1,000, longer names: 1,100
     "files at the root of the package": 8,  # 8; py.typed is one
     "folders at the root of the package": 16,  # 16
     "circles of imports": 0,
