@@ -25,7 +25,7 @@ from torchrl_marl.capture.tracing import Trace, trace
 from torchrl_marl.errors import CaptureError
 from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.simulator.packing import Packing, put_back
-from torchrl_marl.simulator.python_state import PythonState, random_states
+from torchrl_marl.simulator.python_state import PythonState
 from torchrl_marl.simulator.settings import equal
 from torchrl_marl.simulator.state import (
     SCALARS,
@@ -230,22 +230,14 @@ class CapturedSimulator:
         walk = self._walk()
         structure, tensors = walk.structure(), dict(walk.tensors)
         before = self._structure(walk)
-        python = PythonState(self.simulator, self.simulator_state.exclude)
         with self._random.unchanged():
-            drawn = random_states()
+            python = PythonState(self.simulator, self.simulator_state.exclude)
             try:
                 yield
                 self._refuse_change(before, tensors)
-                changed = python.changed()
-                if changed is not None:
-                    raise CaptureError(
-                        f"a step changes {changed}, which a graph does not carry; store it as a "
-                        "tensor with the envs in the first dim"
-                    )
-                if random_states() != drawn:
-                    raise CaptureError(
-                        "random numbers of numpy or Python are not captured; draw them from torch"
-                    )
+                python.refuse_changes(
+                    "a step", "store it as a tensor with the envs in the first dim"
+                )
             finally:
                 python.restore()
                 after = self._walk()

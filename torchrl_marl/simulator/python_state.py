@@ -27,7 +27,7 @@ from torchrl_marl.simulator.state import (
     walk_simulator,
 )
 
-__all__ = ["PythonState", "random_states", "watched"]
+__all__ = ["PythonState", "watched"]
 
 # Classes and modules of these packages keep nothing that a step changes.
 _LIBRARIES = frozenset(
@@ -74,6 +74,7 @@ class PythonState:
     def __init__(self, root: Any, exclude: Exclude = (), *, tensors: bool = False) -> None:
         self._root, self._exclude, self._replaced = root, frozenset(exclude), tensors
         self._walk = walk_simulator(root, self._exclude)
+        self._drawn = _random_states()
         if not tensors:  # TorchRL's networks keep iterators that only their constructors read
             _refuse_iterators(self._walk)
         self._spaces = [*_namespaces(self._walk)]
@@ -112,6 +113,24 @@ class PythonState:
         names = sorted({*self._marks, *now})
         return next((name for name in names if self._marks.get(name) != now.get(name)), None)
 
+    def refuse_changes(self, what: str, fix: str) -> None:
+        """Raises an error if a value or a global random state has changed.
+
+        Args:
+            what (str): what has made the change, for the message.
+            fix (str): how to avoid it, for the message.
+
+        Raises:
+            CaptureError: a value or a random state has changed; the message names it.
+        """
+        changed = self.changed()
+        if changed is not None:
+            raise CaptureError(f"{what} changes {changed}, which a graph does not carry; {fix}")
+        if _random_states() != self._drawn:
+            raise CaptureError(
+                "random numbers of numpy or Python are not captured; draw them from torch"
+            )
+
     @torch.no_grad()
     def restore(self) -> None:
         """Undoes all changes; writes in place to tensors only if they were recorded."""
@@ -140,7 +159,7 @@ class PythonState:
                 delete_child(holder, key)
 
 
-def random_states() -> tuple:
+def _random_states() -> tuple:
     """Returns the states of the global generators of numpy and Python."""
     state: Any = np.random.get_state()
     return state[1].tobytes(), *state[2:], random.getstate()
@@ -158,19 +177,12 @@ def watched(root: Any) -> Iterator[None]:
     Raises:
         CaptureError: if a number, an object or a random state changes; the message names it.
     """
-    before, drawn = PythonState(root, tensors=True), random_states()
+    before = PythonState(root, tensors=True)
     try:
         yield
-        changed = before.changed()
-        if changed is not None:
-            raise CaptureError(
-                f"a call of the networks changes {changed}, which a graph does not carry; keep it "
-                "in a buffer that is written in place"
-            )
-        if random_states() != drawn:
-            raise CaptureError(
-                "random numbers of numpy or Python are not captured; draw them from torch"
-            )
+        before.refuse_changes(
+            "a call of the networks", "keep it in a buffer that is written in place"
+        )
     finally:
         before.restore()
 
